@@ -57,7 +57,7 @@ def logs(
     async def printing(client: Client) -> tuple[Job, bool]:
         job = await client.job(job_id)
         reader = LogReader(log_folder(endpoint.data_dir, job), only_rank)
-        lines = FileLogs(reader, job_id, follow=follow) if reader.has_files else client.stored_logs(job, only_rank)
+        lines = FileLogs(reader, job, follow=follow) if reader.has_files else client.stored_logs(job, only_rank)
         return await _print(client, lines, job, show, follow=follow), lines.silent
 
     job, is_silent = run_at(endpoint, printing)
@@ -96,6 +96,8 @@ async def _print(
         async with aclosing(client.states()) as states:
             async for newest in states:
                 now = newest.job(job.job_id)
+                if now is not None and now.identity != job.identity:  # it has ended, and a later job took its id
+                    return job
                 if now is not None and not now.live:
                     return now
         raise AssertionError("states() never ends")

@@ -123,16 +123,21 @@ class FileLogs:
 
     complete = True  # what is in the files is there at once
 
-    def __init__(self, reader: LogReader, job_id: str, *, follow: bool) -> None:
-        self._reader, self._job_id, self._follow = reader, job_id, follow
+    def __init__(self, reader: LogReader, job: Job, *, follow: bool) -> None:
+        self._reader, self._job, self._follow = reader, job, follow
 
     @property
     def silent(self) -> bool:
         return self._reader.silent
 
     async def new_lines(self, state: PoolState) -> AsyncIterator[str]:
-        """state: of the pool now. With follow, an unfinished line counts once the job has ended."""
-        job = state.job(self._job_id)
+        """state: of the pool now. With follow, an unfinished line counts once the job has ended.
+
+        None if a later job has its id: the files may be that one's.
+        """
+        job = state.job(self._job.job_id)
+        if job is not None and job.identity != self._job.identity:
+            return
         lines = self._reader.new_lines(to_the_end=not self._follow or job is None or not job.live)
         while batch := await asyncio.to_thread(lambda: list(islice(lines, _BATCH))):
             for line in batch:
@@ -174,12 +179,14 @@ class StoredLogs:
     def complete(self) -> bool:
         """Whether the job has ended, and its nodes publish no other lines."""
         if not self._places:
-            return not self._job.live and self._job.generation == 0
+            return not self._job.live and self._job.generation == self._job.void_generation
         return all(place.complete for place in self._places.values())
 
     async def new_lines(self, state: PoolState) -> AsyncIterator[str]:
         """New lines by node: "g2-r0 | epoch 3 ...". state: of the pool now. Raises NotPermitted, Unavailable."""
-        self._job = state.job(self._job.job_id) or self._job
+        newest = state.job(self._job.job_id)
+        if newest is not None and newest.identity == self._job.identity:  # else a later job has taken its id
+            self._job = newest
         self._node_ids |= {*self._job.nodes}
         node_ids = set(self._node_ids)
         if not self._has_asked_all or (not self._job.live and not self._has_asked_at_end):
@@ -233,7 +240,8 @@ class StoredLogs:
         return None
 
     async def _read(self, node_id: str, name: str) -> bytes | None:
-        key = streams.log_key(self._job.tenant, node_id, self._job.job_id, name)
+        owner = streams.log_owner(self._job.job_id, self._job.identity)
+        key = streams.log_key(self._job.tenant, node_id, owner, name)
         try:
             value = await with_retry(self._bus.get_value, self._bucket, key)
         except UnknownStream:  # of a pool that an older version made

@@ -11,6 +11,7 @@ from typing import Any, cast
 from elasticflow.client.worker_logs import FileLogs, StoredLogs
 from elasticflow.shared.errors import NotPermitted, Unavailable
 from elasticflow.shared.hidden_characters import escaped
+from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.web.page_values import pool_update
 from elasticflow.web.sources import Source
@@ -125,9 +126,12 @@ async def until(ending: asyncio.Event, stream: AsyncGenerator[bytes, None]) -> A
         await stream.aclose()
 
 
-async def log_events(logs: FileLogs | StoredLogs, state: Callable[[], PoolState]) -> AsyncGenerator[bytes, None]:
-    """New lines of all workers, without end. Of a flood, the newest lines and the number of the others."""
-    while True:
+async def log_events(
+    logs: FileLogs | StoredLogs, job: Job, state: Callable[[], PoolState]
+) -> AsyncGenerator[bytes, None]:
+    """New lines of all workers, until a later job takes the id. Of a flood, the newest lines and the number of the
+    others."""
+    while (newest := state().job(job.job_id)) is None or newest.identity == job.identity:
         lines: deque[str] = deque(maxlen=_MAX_LINES)
         count = 0
         try:

@@ -192,10 +192,10 @@ async def logs(request: Request) -> Response:
         raise HTTPException(HTTPStatus.NOT_FOUND, "a ledger's file has no logs: open the page of its pool")
     reader = LogReader(log_folder(page.data_dir, job), None)
     if reader.has_files or page.client is None:
-        logs = FileLogs(reader, job.job_id, follow=True)
+        logs = FileLogs(reader, job, follow=True)
     else:
         logs = page.client.stored_logs(job)
-    lines = log_events(logs, lambda: source.history.state)
+    lines = log_events(logs, job, lambda: source.history.state)
     return StreamingResponse(until(request.app.state.ending, lines), media_type=_EVENT_STREAM)
 
 

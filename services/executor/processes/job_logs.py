@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -159,8 +159,10 @@ class LogPublisher:
 
     def follow(self, started: StartWorker) -> None:
         """Publish what this worker writes, until its job has ended."""
-        worker = started.worker
-        job = self._jobs.setdefault(worker.job_id, _JobLog(started.tenant, started.assignment.job_identity))
+        worker, identity = started.worker, started.assignment.job_identity
+        job = self._jobs.get(worker.job_id)
+        if job is None or job.identity != identity:  # the earlier job of this id has ended, and its folder is moved
+            job = self._jobs[worker.job_id] = _JobLog(started.tenant, identity)
         job.files.add(f"g{worker.generation}-r{worker.rank}")
 
     def resume(self, jobs: Iterable[Job]) -> None:
@@ -176,11 +178,12 @@ class LogPublisher:
             await self.publish(folded().live_jobs)
             await asyncio.sleep(RETRY_S if self._has_failed else EVERY_S)
 
-    async def publish(self, live_jobs: Container[str]) -> None:
+    async def publish(self, live_jobs: Mapping[str, Job]) -> None:
         """What is new. Without NATS, nothing: the files keep it."""
         for job_id, job in list(self._jobs.items()):
             try:
-                await self._publish_job(job_id, job, is_live=job_id in live_jobs)
+                live = live_jobs.get(job_id)
+                await self._publish_job(job_id, job, is_live=live is not None and live.identity == job.identity)
             except ElasticFlowError as error:
                 job.is_known = False
                 if not self._has_failed:
@@ -255,7 +258,7 @@ class LogPublisher:
         job.chunk, job.is_known = replace(chunk, complete=False), True
 
     def _key(self, job_id: str, job: _JobLog, name: str) -> str:
-        return streams.log_key(job.tenant, self._node_id, job_id, name)
+        return streams.log_key(job.tenant, self._node_id, streams.log_owner(job_id, job.identity), name)
 
 
 def _size(file: Path) -> int:

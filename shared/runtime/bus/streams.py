@@ -91,9 +91,15 @@ def log_bucket(pool: str) -> str:
     return f"{LOG_PREFIX}{pool}"
 
 
-def log_key(tenant: str, node_id: str, job_id: str, name: str) -> str:
-    """name: of a slot of the ring, or of the key beside it. Only its node writes it, and only its tenant reads it."""
-    return f"{tenant}.{node_id}.{job_id}.{name}"
+def log_key(tenant: str, node_id: str, job: str, name: str) -> str:
+    """job: `log_owner`. name: of a slot of the ring, or of the key beside it. Only its node writes it, and only its
+    tenant reads it."""
+    return f"{tenant}.{node_id}.{job}.{name}"
+
+
+def log_owner(job_id: str, identity: str) -> str:
+    """The job in the keys of its lines: a later job of the id has others."""
+    return f"{job_id}={identity}"
 
 
 def view_bucket(pool: str) -> str:

@@ -31,7 +31,7 @@ from testbed.histories import NOW_S, gpus, pool, spec
 from tests.support.holes import skip_without_holes
 
 POOL, NODE = "p", "node-0"
-LIVE = {"a"}
+
 ADMITTED = JobAdmitted(
     job_id="a",
     tenant="lab",
@@ -41,6 +41,7 @@ ADMITTED = JobAdmitted(
     gpu_seconds=100.0,
     at_s=NOW_S,
 )
+LIVE = pool(1).then(ADMITTED).state.live_jobs
 
 
 class UnreliableBus(MemoryBus):
@@ -275,9 +276,9 @@ async def test_after_the_end_of_its_job_the_last_line_arrives_and_the_reader_kno
     await node.publisher.publish(LIVE)
     assert await node.read() == ["g1-r0 | one"]
     for _ in range(QUIET_TURNS):
-        await node.publisher.publish(set())
+        await node.publisher.publish({})
         assert not node.reader.complete
-    await node.publisher.publish(set())
+    await node.publisher.publish({})
     assert await node.read() == ["g1-r0 | no end"]
     assert node.reader.complete
     assert node.publisher._jobs == {}
@@ -345,7 +346,7 @@ async def test_a_log_that_grows_after_its_job_is_given_up(node: Node) -> None:
     for turn in range(TURNS_AFTER_END):
         assert node.publisher._jobs
         node.writes(f"{turn}\n")
-        await node.publisher.publish(set())
+        await node.publisher.publish({})
     assert node.publisher._jobs == {}
     await node.read()
     assert node.reader.complete
@@ -360,8 +361,41 @@ async def test_a_job_whose_log_the_bus_refuses_is_the_last_one_of_the_next_turn(
     (node.data_dir / "logs" / "b" / "g1-r0.log").write_text("of b\n")
     node.writes("of a\n")
     node.bus.faults = [Unavailable("put", "refused")]
-    await node.publisher.publish({"a", "b"})
+    both = LIVE.set("b", fast_replace(node.job, job_id="b", identity="of b"))
+    await node.publisher.publish(both)
     assert list(node.publisher._jobs) == ["b", "a"]
     node.bus.faults = []
-    await node.publisher.publish({"a", "b"})
+    await node.publisher.publish(both)
     assert await node.read() == ["g1-r0 | of a"]
+
+
+async def test_lines_of_a_later_job_of_the_id_are_its_own(node: Node) -> None:
+    """The first job's lines are not complete on the bus when a worker of the second one starts."""
+    take_folders(node.data_dir, "a", node.job.identity)
+    node.runs()
+    node.writes("first\n")
+    await node.publisher.publish(LIVE)
+    of_first = node.reader
+    assert await node.read(of_first) == ["g1-r0 | first"]
+    node.job = fast_replace(node.job, identity="of the second")
+    take_folders(node.data_dir, "a", node.job.identity)
+    node.folder.mkdir()
+    node.runs(generation=3)
+    node.writes("second\n", "g3-r0")
+    assert await node.read(of_first) == []
+    await node.publisher.publish(node.state.live_jobs)
+    assert await node.read(node.new_reader()) == ["g3-r0 | second"]
+    assert await node.read(of_first) == []
+
+
+async def test_the_lines_of_an_ended_job_are_complete_although_a_later_one_of_its_id_trains_elsewhere(
+    node: Node,
+) -> None:
+    node.runs()
+    node.writes("first\n")
+    later = node.state.live_jobs.set("a", fast_replace(node.job, identity="of the second"))
+    for _ in range(QUIET_TURNS + 1):
+        await node.publisher.publish(later)
+    assert node.publisher._jobs == {}
+    assert await node.read() == ["g1-r0 | first"]
+    assert node.reader.complete
