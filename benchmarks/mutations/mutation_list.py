@@ -235,6 +235,22 @@ _TENANTS = (
         loses="a tenant sees which jobs others run, and how they are limited",
     ),
     Mutation(
+        name="a command takes the id of any ended job",
+        file="shared/state/fold/admission.py",
+        old="return not known.live and (known.identity, known.tenant) == (other.replaces, other.tenant)",
+        new="return not known.live and known.tenant == other.tenant",
+        tests=(f"{_ADMISSION}/test_used_names.py",),
+        loses="a repeated command starts its job a second time, in place of a later one",
+    ),
+    Mutation(
+        name="a late report of an earlier job of the id counts",
+        file="shared/state/fold/admission.py",
+        old="        generation = known.generation + (replaced is not None and bool(event.replaces))\n",
+        new="        generation = known.generation\n",
+        tests=(f"{_ADMISSION}/test_used_names.py",),
+        loses="a mended job is said to be at risk, because the one that had failed was",
+    ),
+    Mutation(
         name="one job more than the quota",
         file="services/admission/quota_rules.py",
         old="    if max_jobs is None or num_jobs < max_jobs:\n",

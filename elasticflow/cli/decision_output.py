@@ -10,7 +10,7 @@ from typing import Any, Literal
 from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.cli.terminal_output import note, plain, say_line
 from elasticflow.client.replies import Decision
-from elasticflow.history.formatting import offer_in_words, other_offers, schedule_in_words
+from elasticflow.history.formatting import ended_in_words, offer_in_words, other_offers, schedule_in_words
 from elasticflow.history.pool_views import job_view
 from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.messages.events import (
@@ -91,7 +91,8 @@ def show_decision(
     """
     is_rejected = isinstance(decision, JobRejected)
     if earlier is not None and not is_rejected and earlier.phase is not Phase.REJECTED:
-        _show_earlier(earlier, now_s)
+        if earlier.live or decision.at_s in (earlier.decided_at_s, earlier.ended_at_s):
+            _show_earlier(earlier, now_s)
     elif earlier is not None and is_rejected and decision.at_s == earlier.decided_at_s:
         _show_earlier_rejection(earlier, now_s)
         return  # its offers count from then
@@ -108,18 +109,26 @@ def show_decision(
             say_line(f"  log     {shlex.join(['eflow', 'logs', decision.job_id, *where])}")
 
 
+def note_replaced(job: Job, is_replaced: bool) -> None:
+    """Say that a submission takes the name of this ended job, if it does."""
+    if is_replaced:
+        note(f"{job.job_id} {ended_in_words(job)}; its name is used again")
+
+
 def _show_earlier(job: Job, now_s: float) -> None:
     """Nothing new was decided: this is the answer to the first submission."""
     decided = moment_in_words(job.decided_at_s, now_s)
     what = "admitted" if job.phase not in (Phase.PROFILING, Phase.PROFILED) else "submitted"
     end = "" if job.ended_at_s is None else f", and {job.phase.value} at {moment_in_words(job.ended_at_s, now_s)}"
-    again = "" if job.ended_at_s is None else f"; to run it again: --name {next_name(job.job_id)}"
+    again = "" if job.ended_at_s is None else "; to run it again: --again"
     say_line(f"{job.job_id} was {what} already at {decided}{end}; nothing was submitted now{again}", "yellow")
 
 
 def _show_earlier_rejection(job: Job, now_s: float) -> None:
-    decided, again = moment_in_words(job.decided_at_s, now_s), f"to ask again: --name {next_name(job.job_id)}"
-    say_line(f"{job.job_id} was rejected already at {decided}; nothing was submitted now; {again}", "yellow")
+    decided = moment_in_words(job.decided_at_s, now_s)
+    say_line(
+        f"{job.job_id} was rejected already at {decided}; nothing was submitted now; to ask again: --again", "yellow"
+    )
     say_line(f"rejected  {job.job_id}: {job.explanation}", "red")
 
 
@@ -149,6 +158,9 @@ def _show_rejected(event: JobRejected, options: SubmissionOptions) -> None:
         _show_offer(offer, event, options)
     if event.reason == "duplicate":
         say_line("  choose another --name, or leave it out; resubmitting the same job has no effect")
+        say_line("  --again takes the name of an ended job of yours")
+    elif event.replaces:
+        say_line(f"  the name {event.job_id} stays that of the job that had it")
 
 
 def _show_offer(offer: Offer, event: JobRejected, options: SubmissionOptions) -> None:

@@ -15,11 +15,11 @@ from elasticflow.cli.command_options import Json, LedgerOptions, OwnerOptions, r
 from elasticflow.cli.job_options import NumIterations, When
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import deadline_of, require_future
-from elasticflow.cli.terminal_output import plain, print_json, say_line
+from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import CheckpointReply
 from elasticflow.history.formatting import bytes_in_words, schedule_in_words
-from elasticflow.history.job_history import HistoryEntry
+from elasticflow.history.job_history import HistoryEntry, first_of_newest
 from elasticflow.history.stored_history import folded
 from elasticflow.shared.messages.close_names import close_names
 from elasticflow.shared.messages.event_summary import counted
@@ -203,6 +203,9 @@ def explain(
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show the traceback of a failure with the frames of elasticflow.")
     ] = False,
+    earlier: Annotated[
+        bool, typer.Option("--earlier", help="Show also the jobs that had this name before, as --json does.")
+    ] = False,
     ledger: LedgerOptions = LedgerOptions(),
     as_json: Json = False,
 ) -> None:
@@ -218,6 +221,7 @@ def explain(
       eflow explain digits-3f9a1c
       eflow explain digits-3f9a1c --all
       eflow explain digits-3f9a1c --traceback
+      eflow explain digits-3f9a1c --earlier
       eflow explain digits-3f9a1c --file run.ledger
       eflow explain digits-3f9a1c --json | jq -r '.[].text'
     """
@@ -225,10 +229,14 @@ def explain(
     if as_json:
         print_json(list(history))
         return
+    num_earlier = 0 if earlier else first_of_newest(history)
+    history = history[num_earlier:]
     for entry in history if everything else folded(history):
         say_line(history_line(entry))
         for line in (traceback and entry.traceback.splitlines()) or entry.lines:
             say_line(f"    | {line}")
+    if num_earlier:
+        note(f"eflow: another job had the name {name} before; --earlier shows its {counted(num_earlier, 'event')}, too")
 
 
 def history_line(entry: HistoryEntry) -> str:

@@ -24,12 +24,13 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.times import duration_in_words, moment_in_words
 
 
-def refuse_with_pools(options: SubmissionOptions, *, detach: bool) -> None:
+def refuse_with_pools(options: SubmissionOptions, *, detach: bool, again: bool) -> None:
     """Raises typer.BadParameter for what goes to one pool."""
     reasons = {
         "--pool": ("--pool" in options.where, "name one pool with it, or several with --pools"),
         "--sweep": (options.sweep, "its jobs go to one pool; name it with --pool"),
         "--quote": (options.quote, "a quote is reserved in one pool; name it with --pool"),
+        "--again": (again, "the name is used again in one pool; name it with --pool"),
         "--detach": (detach, "pools may reject the job, so the command waits for their decisions"),
     }
     for option, (given, reason) in reasons.items():

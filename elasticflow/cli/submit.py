@@ -11,6 +11,7 @@ from elasticflow.cli.decision_output import (
     decision_as_json,
     end_as_json,
     in_time,
+    note_replaced,
     show_decision,
     show_end,
     telling_what_goes_on,
@@ -39,9 +40,17 @@ from elasticflow.shared.state.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitOptions:
-    """The options of waiting."""
+class SendingOptions:
+    """The options of one submission, which are no options of its job."""
 
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="With --name: take the name of any ended job. Default: a changed job takes that of a job that failed "
+            "or was cancelled.",
+        ),
+    ] = False
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False
     timeout: Annotated[
         str,
@@ -59,7 +68,7 @@ class WaitOptions:
 def submit(
     context: typer.Context,
     options: SubmissionOptions,
-    waits: WaitOptions = WaitOptions(),
+    sending: SendingOptions = SendingOptions(),
     where: SeveralPoolsOptions = SeveralPoolsOptions(),
     as_json: Json = False,
 ) -> None:
@@ -95,13 +104,13 @@ def submit(
     """
     sent = SentJobs()
     with telling_what_goes_on(sent):
-        _submit(context, options, waits, where, sent, as_json=as_json)
+        _submit(context, options, sending, where, sent, as_json=as_json)
 
 
 def _submit(
     context: typer.Context,
     options: SubmissionOptions,
-    waits: WaitOptions,
+    sending: SendingOptions,
     where: SeveralPoolsOptions,
     sent: SentJobs,
     *,
@@ -117,10 +126,12 @@ def _submit(
         )
     options = replace(options, where=where_words(context, where))
     if where.pools:
-        refuse_with_pools(options, detach=waits.detach)
+        refuse_with_pools(options, detach=sending.detach, again=sending.again)
+    if sending.again and (options.sweep or not (name or quote_id)):
+        raise typer.BadParameter("give the name of the one job that is run again with --name", param_hint="--again")
     options = replace(options, quote="")  # offers are taken without the quote
     options.checked(SystemClock().now_s())
-    timeout_s, swept = duration_of(waits.timeout, "--timeout"), parse_sweep(options.sweep)
+    timeout_s, swept = duration_of(sending.timeout, "--timeout"), parse_sweep(options.sweep)
     job, code = options.load()
     job = options.apply(job)
     if isinstance(job, TorchrunScript) and (warning := job.warning()):
@@ -133,11 +144,11 @@ def _submit(
         if problems := problems_of_names(job_id=name, tenant=where.tenant):
             raise InvalidJob(*problems)
         members = members_of(job, code, swept, name=name, now_s=SystemClock().now_s())
-        if waits.detach:
+        if sending.detach:
             run(lambda client: post_all(client, members, sent), where)
             show_posted(members, as_json=as_json)
             return
-        raise typer.Exit(submit_sweep(members, where, sent, wait=waits.wait, timeout_s=timeout_s, as_json=as_json))
+        raise typer.Exit(submit_sweep(members, where, sent, wait=sending.wait, timeout_s=timeout_s, as_json=as_json))
     if quote_id:
         reserved = run(lambda client: client.quote_reservation(quote_id), where)
         if not options.deadline:
@@ -147,27 +158,31 @@ def _submit(
     except InvalidJob as error:  # one error names all problems
         raise InvalidJob(*error.problems, *problems_of_names(job_id=name, tenant=where.tenant)) from None
     if where.pools:
-        raise typer.Exit(_submit_to_pools(ready, options, waits, where, sent, as_json=as_json))
-    name = name or quote_id
+        raise typer.Exit(_submit_to_pools(ready, options, sending, where, sent, as_json=as_json))
+    name, again = name or quote_id, True if sending.again else None
 
     async def post(client: Client) -> str:
-        client.on_sent = sent.append
-        return await client.post(ready.spec, job_id=name, code=ready.code)
+        client.on_sent, client.on_earlier = sent.append, note_earlier
+        return await client.post(ready.spec, job_id=name, code=ready.code, again=again)
 
     earlier: list[Job] = []  # that of this name, if one was submitted before
+
+    def note_earlier(job: Job, is_replaced: bool) -> None:
+        earlier.append(job)
+        note_replaced(job, is_replaced)
 
     def say_undecided(event: ProfileRequested) -> None:
         note(f"{event.job_id}: {undecided_in_words(event)} ...")
 
     async def submit_and_wait(client: Client) -> tuple[Decision, Job | None]:
-        client.on_sent = sent.append
+        client.on_sent, client.on_earlier = sent.append, note_earlier
         client.on_warning = lambda warning: note(f"warning: {warning}")
         client.on_measured = lambda event: note(f"{event.job_id}: {measured_in_words(event)} ...")
-        if name and (known := (await client.state()).job(name)) is not None:
-            earlier.append(known)
-        decision = await client.submit(ready.spec, job_id=name, code=ready.code, on_undecided=say_undecided)
+        decision = await client.submit(
+            ready.spec, job_id=name, code=ready.code, again=again, on_undecided=say_undecided
+        )
         sent.note_decision(decision)
-        if not (waits.wait and isinstance(decision, JobAdmitted)):
+        if not (sending.wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
             show_decision(decision, options, now_s=client.now_s(), earlier=next(iter(earlier), None))
@@ -178,7 +193,7 @@ def _submit(
                 print_json(decision_as_json(decision))
             raise
 
-    if waits.detach:
+    if sending.detach:
         job_id = run(post, where)
         print_json({"decision": "none yet", "job_id": job_id}) if as_json else say_line(f"submitted {job_id}")
         return
@@ -196,7 +211,7 @@ def _submit(
 def _submit_to_pools(
     ready: Submission,
     options: SubmissionOptions,
-    waits: WaitOptions,
+    sending: SendingOptions,
     where: SeveralPoolsOptions,
     sent: SentJobs,
     *,
@@ -204,12 +219,12 @@ def _submit_to_pools(
 ) -> int:
     """Submit to the best of several pools, and print the decision. Returns the exit code."""
     chosen, ended = decided_by_pools(ready, options, where, sent), None
-    decision, timeout_s = chosen.decision, duration_of(waits.timeout, "--timeout")
+    decision, timeout_s = chosen.decision, duration_of(sending.timeout, "--timeout")
     sent.note_decision(decision)
     if not as_json:
         show_pools_decision(chosen, options)
     try:
-        if waits.wait and isinstance(decision, JobAdmitted):
+        if sending.wait and isinstance(decision, JobAdmitted):
             job_id = decision.job_id
             ended = run_at(
                 chosen.pool.endpoint, lambda client: client.wait(job_id, timeout=timeout_s), tenant=where.tenant

@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from elasticflow.cli.command_options import PoolOptions, run
-from elasticflow.cli.decision_output import decision_as_json, end_as_json, in_time
+from elasticflow.cli.decision_output import decision_as_json, end_as_json, in_time, note_replaced
 from elasticflow.cli.terminal_output import note, print_json, progress_bar, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.command_requests import Package, fresh_job_id
@@ -275,9 +275,11 @@ def submit_sweep(
 
 async def post_all(client: Client, members: Sequence[Member], sent: list[str]) -> None:
     """sent: gets the id of each job as it is sent."""
+    client.on_earlier, state = note_replaced, await client.state()
     for member in members:
         sent.append(member.job_id)
-        await client.post(member.spec, job_id=member.job_id, code=member.code)
+        again = None if state.job(member.job_id) is not None else False
+        await client.post(member.spec, job_id=member.job_id, code=member.code, again=again)
 
 
 async def submit_all(client: Client, members: Sequence[Member], sent: list[str]) -> tuple[Answer, ...]:
@@ -285,15 +287,19 @@ async def submit_all(client: Client, members: Sequence[Member], sent: list[str])
 
     sent: gets the id of each job as it is sent.
     """
-    slots = asyncio.Semaphore(MAX_UNDECIDED)
+    slots, state = asyncio.Semaphore(MAX_UNDECIDED), await client.state()
+    client.on_earlier = note_replaced
 
     async def submit(member: Member, goes_on: asyncio.Event) -> Answer:
         def undecided(event: Any) -> None:
             note(f"{event.job_id}: {undecided_in_words(event)} ...")
             goes_on.set()
 
+        again = None if state.job(member.job_id) is not None else False
         try:
-            return await client.submit(member.spec, job_id=member.job_id, code=member.code, on_undecided=undecided)
+            return await client.submit(
+                member.spec, job_id=member.job_id, code=member.code, again=again, on_undecided=undecided
+            )
         except (Undecided, InvalidJob) as error:  # the others have an answer
             return error
         finally:

@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from elasticflow.client.artifacts import ArtifactReader
@@ -20,6 +21,7 @@ from elasticflow.client.tenant_view import TenantView
 from elasticflow.client.worker_logs import StoredLogs
 from elasticflow.errors import InvalidJob, KeysUnusable, UnknownPool, UnknownQuote
 from elasticflow.shared.errors import NotPermitted
+from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import (
     AmendJob,
     CancelJob,
@@ -40,6 +42,7 @@ from elasticflow.shared.messages.events import (
     GpuLimitsSet,
     JobAmended,
     JobCancelled,
+    JobRejected,
     ProfileRequested,
     QuoteRejected,
     QuoteReserved,
@@ -52,12 +55,14 @@ from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from elasticflow.shared.state.job import Job
+from elasticflow.shared.state.idempotent_replies import is_submission_of
+from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import QuoteReservation
 from elasticflow.times import Duration, Moment, seconds_of, timestamp_of
 
 REPLY_TIMEOUT_S = 30.0
 CHECKPOINT_TIMEOUT_S = 300.0  # a large checkpoint takes minutes
+SEEN_WITHIN_S = 10.0
 
 
 class Client(ArtifactReader, DetachedLoads):
@@ -96,17 +101,22 @@ class Client(ArtifactReader, DetachedLoads):
         *,
         job_id: str = "",
         code: Package | None = None,
+        again: bool | None = None,
         on_undecided: Callable[[ProfileRequested], None] | None = None,
         timeout: Duration = REPLY_TIMEOUT_S,
     ) -> Decision:
         """Submit a job and wait for the decision. A job of unknown speed is profiled before it.
 
-        Resubmitting the same specification under the same id has no effect and gets the same reply.
+        Resubmitting the same specification under the same id has no effect and gets the same reply. Another one takes
+        the id of a job that failed or was cancelled. again: True takes the id of any ended job, False of none.
         timeout: until the first reply. Raises InvalidJob, Undecided.
         """
-        command = self._submission(spec, job_id)
+        command = await self._submission(spec, job_id, again=again)
         kinds = get_args(Decision)
-        return await self._reply_to(command, kinds, timeout, code=code, on_undecided=on_undecided)
+        decision = await self._reply_to(command, kinds, timeout, code=code, on_undecided=on_undecided)
+        if command.replaces and not isinstance(decision, JobRejected):
+            await self._until_seen_without(command.job_id, command.replaces)
+        return decision
 
     async def profile(
         self,
@@ -124,20 +134,35 @@ class Client(ArtifactReader, DetachedLoads):
         kinds = get_args(ProfileReply)
         return await self._reply_to(command, kinds, timeout, code=code, on_undecided=on_undecided)
 
-    async def post(self, spec: JobSpec, *, job_id: str = "", code: Package | None = None) -> str:
+    async def post(
+        self, spec: JobSpec, *, job_id: str = "", code: Package | None = None, again: bool | None = None
+    ) -> str:
         """Submit a job without waiting for the decision; a rejection has no counteroffers. Returns the job's id.
 
-        Raises InvalidJob, naming every bad field.
+        again: as in `submit`. Raises InvalidJob, naming every bad field.
         """
-        command = self._submission(spec, job_id, waits=False)
+        command = await self._submission(spec, job_id, again=again, waits=False)
         await self._publish(command, fresh_message_id(command), code)
         return command.job_id
 
-    def _submission(self, spec: JobSpec, job_id: str, *, waits: bool = True) -> SubmitJob:
-        job_id = job_id or fresh_job_id(spec)
-        command = SubmitJob(job_id=job_id, tenant=self.tenant, spec=spec, sender_waits=waits)
+    async def _submission(self, spec: JobSpec, job_id: str, *, again: bool | None, waits: bool = True) -> SubmitJob:
+        name = job_id or fresh_job_id(spec)
+        command = SubmitJob(job_id=name, tenant=self.tenant, spec=spec, sender_waits=waits)
         check(command)
-        return command
+        earlier = (await self.state()).job(job_id) if job_id and again is not False else None
+        if earlier is None:
+            return command
+        is_replaced = _may_be_replaced(earlier, command, by_any=again is True)
+        self.on_earlier(earlier, is_replaced)
+        return replace(command, replaces=earlier.identity) if is_replaced else command
+
+    async def _until_seen_without(self, job_id: str, identity: str) -> None:
+        """Wait until what this client reads has a later job of the id than this one; but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SEEN_WITHIN_S), contextlib.aclosing(self.states()) as states:
+                async for state in states:
+                    if (job := state.job(job_id)) is None or job.identity != identity:
+                        return
 
     async def seal(self, secrets: Mapping[str, str]) -> tuple[SealedSecret, ...]:
         """Values by name as only the pool's executors can read them, in jobs of this tenant. Raises KeysUnusable."""
@@ -263,6 +288,24 @@ class Client(ArtifactReader, DetachedLoads):
 # --- One call of the asynchronous client from synchronous code -----------------------------------------
 
 T = TypeVar("T")
+
+
+def _may_be_replaced(job: Job, command: SubmitJob, *, by_any: bool) -> bool:
+    """Whether the command takes the id of this job: of an ended one of its tenant (docs/adr/0114).
+
+    by_any: whatever the command submits, and however the job ended. Another deadline makes no other job of a sweep: all
+    count from the time of the command.
+    """
+    if job.live or job.tenant != command.tenant:
+        return False
+    received = codec.decode(codec.encode(command, id="", recorded_at_s=0.0)).message
+    submitted = job.submitted_spec or job.spec
+    assert isinstance(received, SubmitJob), "it is what was encoded"
+    if received.spec.sweep and submitted is not None:
+        received = replace(received, spec=replace(received.spec, deadline_s=submitted.deadline_s))
+    has_no_result = job.phase in (Phase.FAILED, Phase.CANCELLED, Phase.PROFILED)
+    has_no_result |= job.phase is Phase.REJECTED and bool(job.replaces)  # others lose their ids without a word
+    return by_any or (has_no_result and not is_submission_of(received, job))
 
 
 def _given_up(without: str) -> tuple[tuple[GpuId, ...], tuple[str, ...]]:

@@ -164,7 +164,8 @@ class PoolReader:
     async def _stored_files(self, job: Job) -> ArtifactsStored | None:
         """The newest event that names the stored files of a job; None if it cannot be found."""
         if self.view is not None:
-            events = [kept.event for kept in await self.view.events(job.job_id)]
+            first = job.artifacts.sequence  # older ones are of an earlier job of the name
+            events = [kept.event for kept in await self.view.events(job.job_id) if kept.sequence >= first]
             return next((event for event in reversed(events) if isinstance(event, ArtifactsStored)), None)
         after = job.artifacts.sequence - 1
         async with contextlib.aclosing(self._ledger.entries(after_sequence=after, up_to=after + 1)) as entries:
@@ -195,6 +196,7 @@ class CommandRequests(PoolReader):
         self.on_sent: Callable[[str], object] = lambda name: None  # gets the job or load of each command, as it is sent
         self.on_warning: Callable[[str], object] = lambda warning: None  # gets what arrives before a reply, once each
         self.on_measured: Callable[[ThroughputMeasured], object] = lambda measured: None  # of a profiling run
+        self.on_earlier: Callable[[Job, bool], object] = lambda job, is_replaced: None  # gets the job that has a name
 
     def now_s(self) -> float:
         return self._clock.now_s()

@@ -199,7 +199,9 @@ class PoolFront:
                 spec = job.spec
                 if job.secrets:
                     spec = replace(spec, secrets=await client.seal(job.secrets))
-                return await client.submit(spec, job_id=job.job_id, code=job.code, on_undecided=self.on_undecided)
+                return await client.submit(
+                    spec, job_id=job.job_id, code=job.code, again=False, on_undecided=self.on_undecided
+                )
         except (ElasticFlowError, Undecodable) as error:
             if not sent:
                 raise _NotSent(str(error)) from None

@@ -196,6 +196,7 @@ def _unmeasured_types(event: events.JobAdmitted, state: PoolState) -> list[str]:
 def _rejected(event: events.JobRejected) -> str:
     deadline = deadline_in_words(event.deadline_s, event.at_s)
     asked = f"{spec_in_words(event.spec)}, {deadline}; " if event.spec else ""
+    asked = f"a new job of this name: {asked}" if event.replaces and event.reason != "duplicate" else asked
     offer = ""
     if event.earliest_deadline_s is not None:
         offer = f"; the earliest deadline was {moment_in_words(event.earliest_deadline_s, event.at_s)}"

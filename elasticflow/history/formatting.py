@@ -152,6 +152,12 @@ def end_in_words(event: events.NodeEndAnnounced) -> str:
     return f"{event.node_id} ends at {moment_in_words(event.until_s, event.at_s)}"
 
 
+def ended_in_words(job: Job) -> str:
+    """How an ended job ended, such as "failed at iteration 40"."""
+    word = job.phase.value if job.phase in (Phase.FAILED, Phase.FINISHED) else f"was {job.phase.value}"
+    return f"{word} at iteration {job.iteration}" if job.iteration else word
+
+
 def bytes_in_words(count: int) -> str:
     """The number of bytes in words, such as "1.2 MB"."""
     size = float(count)

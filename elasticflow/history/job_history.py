@@ -3,7 +3,7 @@
 The ledger is folded message by message. The states before and after a decision show what it changed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from elasticflow.history.event_text import event_text, load_text, placed_in_word
 from elasticflow.history.formatting import (
     deadline_in_words,
     end_in_words,
+    ended_in_words,
     limits_in_words,
     measured_in_words,
     schedule_in_words,
@@ -117,7 +118,7 @@ Entry = tuple[int, float, LedgerMessage]  # sequence, stored at, message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
     """One entry of the history. type: name of the event. lines: the last ones of a failed worker's log. traceback: of
-    a job that has failed, with all frames."""
+    a job that has failed, with all frames. begins_anew: another job has the name from here on (docs/adr/0114)."""
 
     sequence: int
     at_s: float
@@ -125,6 +126,7 @@ class HistoryEntry:
     text: str
     lines: tuple[str, ...] = ()
     traceback: str = ""
+    begins_anew: bool = False
 
     @property
     def is_report(self) -> bool:
@@ -151,6 +153,11 @@ def job_history(entries: Iterable[Entry], name: str, state: PoolState | None = N
         for said in events_in_words.fold(sequence, at_s, message):
             append_entry(history, said.entry)
     return tuple(history)
+
+
+def first_of_newest(history: Sequence[HistoryEntry]) -> int:
+    """The index of the entry with which the newest job of this name begins; 0 if it is the only one."""
+    return max((index for index, entry in enumerate(history) if entry.begins_anew), default=0)
 
 
 def append_entry(history: list[HistoryEntry], entry: HistoryEntry) -> None:
@@ -193,7 +200,13 @@ class EventsInWords:
                     kind, lines = type(event).__name__, _last_lines(event)
                     traceback = _traceback(event)
                     entry = HistoryEntry(
-                        sequence=sequence, at_s=at_s, type=kind, text=text, lines=lines, traceback=traceback
+                        sequence=sequence,
+                        at_s=at_s,
+                        type=kind,
+                        text=text,
+                        lines=lines,
+                        traceback=traceback,
+                        begins_anew=_takes_the_name(event, name),
                     )
                     said.append(Sentence(name, entry, self._tenant(event, name, before)))
             if self.state.scheduling_event_sequence == sequence:
@@ -257,6 +270,8 @@ class EventsInWords:
                 return f"{event.node_id} {gone} with workers of this job"
             case events.NodeJoined() if old is not None and old.live and not is_still_there(before.nodes, event):
                 return _joined_again(event, before, self.state) if event.node_id in old.nodes else ""
+            case _ if getattr(event, "job_id", "") == name and _takes_the_name(event, name):
+                return f"{_earlier_job(old)}{event_text(event, None, new, self.state)}"
             case _ if getattr(event, "job_id", "") == name:
                 return event_text(event, old, new, self.state)
             case _:
@@ -294,6 +309,17 @@ class EventsInWords:
             return job_id if job is not None and job.tenant == tenant else _ANOTHER_JOB
 
         return shown if self._for_tenants else str
+
+
+def _earlier_job(earlier: Job | None) -> str:
+    """How the job ended whose name another one has from now on."""
+    return "" if earlier is None else f"the name is used again: its job {ended_in_words(earlier)}; "
+
+
+def _takes_the_name(event: Event, name: str) -> bool:
+    """Whether the job of this event has the name from now on, in place of an ended job."""
+    is_accepted = isinstance(event, events.JobAdmitted | events.ProfileRequested)
+    return is_accepted and event.job_id == name and bool(event.replaces)
 
 
 def _joined_again(event: events.NodeJoined, before: PoolState, after: PoolState) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast, get_args
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
 
-from elasticflow.history.job_history import LENT_BY, HistoryEntry, append_entry
+from elasticflow.history.job_history import LENT_BY, HistoryEntry, append_entry, first_of_newest
 from elasticflow.shared.messages import codec, events
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.event_summary import counted
@@ -80,13 +80,15 @@ class StoredHistory:
         return replace(longer, num_left_out=longer.num_left_out + newer.num_left_out) if is_new else longer
 
     def bounded(self, max_entries: int) -> "StoredHistory":
-        """The history with at most `max_entries` entries."""
+        """The history with at most `max_entries` entries. Those of earlier jobs of the name go first."""
         too_many = len(self.entries) - max_entries
         if too_many <= 0:
             return self
-        first = min(MAX_FIRST_ENTRIES, max_entries // 2)
-        kept = (*self.entries[:first], *self.entries[first + too_many :])
-        return replace(self, entries=kept, num_left_out=self.num_left_out + too_many)
+        of_earlier = min(first_of_newest(self.entries), too_many)
+        entries, num_left_out = self.entries[of_earlier:], self.num_left_out + too_many
+        first, too_many = min(MAX_FIRST_ENTRIES, max_entries // 2), too_many - of_earlier
+        kept = (*entries[:first], *entries[first + too_many :]) if too_many else entries
+        return replace(self, entries=kept, num_left_out=num_left_out)
 
     def decoded_events(self) -> list[KeptEvent]:
         """The events that this program can read."""

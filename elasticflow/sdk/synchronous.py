@@ -90,6 +90,7 @@ def submit(
     workdir: str | Path | None = None,
     secrets: Mapping[str, str] | None = None,
     job_id: str = "",
+    again: bool | None = None,
     timeout: Duration = REPLY_TIMEOUT_S,
     tenant: str = "",
     nats_url: str = "",
@@ -101,6 +102,8 @@ def submit(
 
     workdir: folder of the project, sent with the job; by default only what its file imports from beside it.
     secrets: variables of its processes that only the pool's executors can read.
+    job_id: a changed job takes that of one that failed or was cancelled. again: True takes that of any ended job, also
+    for an unchanged one; False takes none.
     timeout: until the first reply. Raises InvalidJob, PackagingFailed, KeysUnusable, Undecided.
     """
     ready = submission_of(job, workdir)
@@ -111,7 +114,7 @@ def submit(
     return with_client(
         endpoint,
         tenant,
-        lambda client: client.submit(spec, job_id=job_id, code=ready.code, timeout=timeout),
+        lambda client: client.submit(spec, job_id=job_id, code=ready.code, again=again, timeout=timeout),
     )
 
 

@@ -180,8 +180,8 @@ def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -
         "promise": schedule_in_words(job.minimum_satisfactory_share) if job.minimum_satisfactory_share else "",
         "offers": [{**asdict(offer), "text": offer_in_words(offer, spec, job.decided_at_s)} for offer in job.offers],
         "traceback": job.traceback,
-        "history": [asdict(entry) for entry in track.history if entry.sequence <= state.sequence],
-        "reports": [asdict(report) for report in track.reports if report.sequence <= state.sequence],
+        "history": [asdict(entry) for entry in track.history if track.has(entry.sequence, at=state.sequence)],
+        "reports": [asdict(report) for report in track.reports if track.has(report.sequence, at=state.sequence)],
     }
 
 
@@ -231,7 +231,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
     view = job_view(
         job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job), num_added_by_type(state, job)
     )
-    steps = track.steps if track else ()
+    steps = [step for step in track.steps if track.has(step.sequence, at=state.sequence)] if track else []
     return {
         **{name: getattr(view, name) for name in _OF_A_JOB},
         "progress": view.progress,
@@ -241,7 +241,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
         "ranking": ranking_of((view,)) if view.sweep else None,
         "sentence": _sentence(view),
         "gpus_in_words": _gpus_in_words(view),
-        "steps": [[step.at_s, step.num_gpus] for step in steps if step.sequence <= state.sequence],
+        "steps": [[step.at_s, step.num_gpus] for step in steps],
         "promised": parts_with_gpus(job.planned_share or job.minimum_satisfactory_share) if job.live else [],
         "submittable": job.spec is not None and not job.profile_only,
         "global_batch_size": job.spec.global_batch_size if job.spec else 0,

@@ -223,9 +223,14 @@ class JobTrack:
     """What is kept of a job or padding load beside the state."""
 
     changed_sequence: int = 0
+    begins: list[int] = field(default_factory=list[int])  # sequences from which on another job has the name
     steps: list[Step] = field(default_factory=list[Step])
     reports: Reports = field(default_factory=Reports)
     history: list[HistoryEntry] = field(default_factory=list[HistoryEntry])
+
+    def has(self, sequence: int, *, at: int) -> bool:
+        """Whether this message is of the job that has the name at another one, and not after that."""
+        return max((begin for begin in self.begins if begin <= at), default=0) <= sequence <= at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +270,9 @@ class PoolHistory:
             self._follow(sequence, at_s, message, before)
         for name, entry, _ in said:
             if name:
-                append_entry(self._track(name, sequence).history, entry)
+                track = self._track(name, sequence)
+                track.begins += [sequence] * entry.begins_anew
+                append_entry(track.history, entry)
             if not entry.is_report and entry.type not in _ONLY_OF_A_JOB:
                 self.feed.append(FeedEntry(name=name, entry=entry))
         if len(self.feed) > MAX_FEED:

@@ -164,7 +164,8 @@ def replies_again(state: PoolState, command: Command, events: tuple[PlanEvent, .
     """The first reply. For a submission the newest one: the first may have been that its speed is measured."""
     if isinstance(command, SubmitJob | ProfileJob):
         job = state.job(command.job_id)
-        if job is not None and is_submission_of(command, job):
+        was_rejected = isinstance(command, SubmitJob) and job is not None and command.replaces == job.identity
+        if job is not None and is_submission_of(command, job) and not was_rejected:
             return (outcome(state, job),)
     first = tuple(event for event in events if is_answer(event, command) and recipient(state, event) == command.tenant)
     return replies(state, (command,), first)

@@ -177,6 +177,7 @@ def _promised_as_quoted(
         least_gpu_seconds=least_gpu_seconds(job, now_s),
         replanned=session.changed_schedules(),
         gpu_type=gpu_type,
+        replaces=command.replaces,
         at_s=now_s,
     )
     return session.with_event(admitted).replanned()

@@ -30,7 +30,8 @@ class SubmittedJob:
     """A submitted job, or one that waited for its profile.
 
     deadline_s: absolute. profile_only: the user asks for its throughput profile and no more. sender_waits: or else a
-    rejection has no counteroffers. measurement: of a job of unknown speed.
+    rejection has no counteroffers. measurement: of a job of unknown speed. replaces: the identity of the ended job that
+    had its id; "": of none.
     """
 
     job_id: str
@@ -40,6 +41,7 @@ class SubmittedJob:
     profile_only: bool = False
     sender_waits: bool = True
     measurement: MeasurementPlan = MeasurementPlan()
+    replaces: str = ""
 
 
 def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> SubmittedJob:
@@ -50,6 +52,7 @@ def submission_of(command: SubmitJob | ProfileJob, now_s: float) -> SubmittedJob
         deadline_s=command.spec.resolved_deadline_s(now_s),
         profile_only=isinstance(command, ProfileJob),
         sender_waits=not isinstance(command, SubmitJob) or command.sender_waits,
+        replaces=command.replaces if isinstance(command, SubmitJob) else "",
     )
 
 
@@ -84,6 +87,7 @@ def profile_requested(session: AdmissionSession, submission: SubmittedJob) -> Ad
             measured_from_s=submission.measurement.from_s,
             num_runs_before=submission.measurement.num_runs_before,
             estimate=submission.measurement.estimate,
+            replaces=submission.replaces,
             at_s=session.now_s,
         )
     )
@@ -109,6 +113,7 @@ def admitted(
             least_gpu_seconds=least_gpu_seconds,
             replanned=replanned,
             pinned=proposal is not None and session.allows_migrations and not proposal.job.migration_budget,
+            replaces=submission.replaces,
             at_s=session.now_s,
         )
     )
@@ -134,6 +139,7 @@ def rejected(
             least_gpu_seconds=refusal.least_gpu_seconds if refusal else 0.0,
             offers=rejection.offers if rejection else (),
             infeasibility_certificate=rejection.infeasibility_certificate if rejection else None,
+            replaces=submission.replaces,
             at_s=session.now_s,
         )
     )

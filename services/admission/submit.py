@@ -280,12 +280,14 @@ def in_order(sessions: SessionsByType, commands: Sequence[SubmitJob]) -> tuple[S
 
 
 def _demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
-    """0 GPU-seconds without a deadline, while the job's speed is unknown, for a known job, and beyond a quota."""
+    """0 GPU-seconds without a deadline, while the job's speed is unknown, for a known id, and beyond a quota."""
     submission = submission_of(command, session.now_s)
     spec, deadline_s = submission.spec, submission.deadline_s
     state = with_profile(session.state, spec)
     curve = known_curve(state, spec, curves=session.cache.curves) if spec.job_class is JobClass.SLO else None
-    if curve is None or deadline_s is None or session.pool.job(command.job_id) is not None:
+    known = session.pool.job(command.job_id)
+    is_new = known is None or (bool(command.replaces) and is_resubmission(known, command))
+    if curve is None or deadline_s is None or not is_new:
         return 0.0, 0.0
     job = arriving_job(state, command.job_id, spec, curve, deadline_s)
     asked = submitted(job, session.now_s)
@@ -296,6 +298,8 @@ def _demand_of(session: AdmissionSession, command: SubmitJob) -> Submitted:
 def submit(sessions: SessionsByType, command: SubmitJob | ProfileJob) -> SessionsByType:
     """Decide on a submission, unless the same was decided already."""
     whole = sessions.whole
+    if isinstance(command, SubmitJob) and command.replaces and whole.state.job(command.job_id) is None:
+        command = replace(command, replaces="")  # the id is free
     submission = submission_of(command, whole.now_s)
     if (answered := _repeated_or_wrong(whole, submission, command)) is not None:
         return sessions.after_whole(answered)
@@ -330,13 +334,16 @@ def _repeated_or_wrong(
 
 
 def _taken(state: PoolState, known: Job, submission: SubmittedJob) -> str:
-    """A name stays that of its job, whose history, logs and checkpoints it names, also after its end."""
+    """A name stays that of its job, whose history, logs and checkpoints it names, until a command takes it from just
+    this job."""
     free = next_name(known.job_id)
     while state.job(free) is not None or free in state.quote_reservations:
         free = next_name(free)
     of = "of another tenant" if known.tenant != submission.tenant else "submitted with other code or options"
-    end = f" and {known.phase.value}" if not known.live and known.tenant == submission.tenant else ""
-    return f"the name {known.job_id} is taken by another job, {of}{end}; {free} is free"
+    taken, is_own_end = f"the name {known.job_id} is taken by another job", known.tenant == submission.tenant
+    if known.live or not is_own_end:
+        return f"{taken}, {of}; {free} is free"
+    return f"{taken}, {of} and {known.phase.value}; {free} is free, and `replaces` {known.identity} takes this one"
 
 
 def _is_reserved_by_another(whole: AdmissionSession, submission: SubmittedJob) -> bool:

@@ -10,6 +10,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
     GpuType,
+    MaybeIdentity,
     NodeNames,
     NumGpus,
     PositiveGpus,
@@ -29,6 +30,8 @@ class SubmitJob:
 
     sender_waits: for the decision. If not, no counteroffers are made with a rejection, because they take longer than
     the decision.
+    replaces: the identity of the ended job of this tenant whose job_id the new job takes (docs/adr/0114). It takes it
+    from no other job, so a repeated or late command starts nothing.
     """
 
     VERSION: ClassVar[int] = 1
@@ -36,6 +39,7 @@ class SubmitJob:
     tenant: Token
     spec: JobSpec
     sender_waits: bool = True
+    replaces: MaybeIdentity = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

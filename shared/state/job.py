@@ -134,6 +134,8 @@ class Job:
     decided_at_s: float
     decided_sequence: int
     identity: str = ""  # see `identity_of`
+    replaces: str = ""  # the identity of the ended job whose id its command has named (docs/adr/0114)
+    earlier_identities: tuple[str, ...] = ()  # of the newest jobs that had its id before; folders may still be theirs
     admitted_at_s: float | None = None  # None: its decision is due, or it was never admitted
     deadline_s: float | None = None
     submitted_spec: JobSpec | None = None  # the user's, if an amendment, GPU limits or the GPU type changed it

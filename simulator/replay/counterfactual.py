@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.commands import Command, SubmitJob
 from elasticflow.shared.messages.events import (
     GenerationStarted,
     JobCancelled,
@@ -122,6 +122,14 @@ def run_on(
     """All jobs at `until_s`, had these policies decided after `from_sequence`; the record's end is its last arrival."""
     assert entries, "an empty ledger has no counterfactual"
     return _Counterfactual(entries, from_sequence, policies).run(until_s)
+
+
+def _on_jobs_here(state: PoolState, command: Command) -> Command:
+    """The command with the identity that the job whose id it takes has here: it was decided on at another time."""
+    if not isinstance(command, SubmitJob) or not command.replaces:
+        return command
+    job = state.ended_jobs.get(command.job_id)
+    return command if job is None else replace(command, replaces=job.identity)
 
 
 class _Counterfactual:
@@ -280,7 +288,8 @@ class _Counterfactual:
                 break
 
     def _ask(self, policy: Policy[Any], commands: tuple[Command, ...]) -> bool:
-        decision = self._driver.ask(policy, commands if policy.service == "admission" else ())
+        own = tuple(_on_jobs_here(self._state, command) for command in commands)
+        decision = self._driver.ask(policy, own if policy.service == "admission" else ())
         if decision is None:
             return False
         self._fold(decision)

@@ -121,9 +121,13 @@ def job_registry(entries: tuple[Entry, ...]) -> Mapping[str, Job]:
 
 
 def iterations_taken(jobs: Mapping[str, Job], job: Job) -> int:
-    """The iterations that the job took among these, where a metric may have ended it early; else its maximum."""
+    """The iterations that the job took among these, where a metric may have ended it early; else its maximum.
+
+    A later job may have taken its id.
+    """
     recorded = jobs.get(job.job_id)
-    if recorded is not None and recorded.phase is Phase.FINISHED:
+    is_same = recorded is not None and (recorded.submitted_spec or recorded.spec) == (job.submitted_spec or job.spec)
+    if recorded is not None and is_same and recorded.phase is Phase.FINISHED:
         return recorded.iteration
     return spec_of(job).max_iterations
 

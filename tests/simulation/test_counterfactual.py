@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, PlanDecided
+from elasticflow.services.admission.policy import POLICY as ADMISSION
+from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
+from elasticflow.services.placement.policy import POLICY as PLACEMENT
+from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobFailed, PlanDecided, WorkersStopped
 from elasticflow.shared.messages.export import ExportWriter
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.__main__ import app
@@ -20,6 +24,7 @@ from elasticflow.simulator.pipeline.cluster import NO_FAULTS, Faults, VirtualClu
 from elasticflow.simulator.replay.comparison import Comparison, compare
 from elasticflow.simulator.replay.counterfactual import run_on
 from elasticflow.simulator.replay.recorded_ledger import Entry, folded
+from testbed.histories import NOW_S, pool, submit
 from testbed.scenarios import random_scenario, services
 from tests.support.baselines_in_ticks import IN_TICKS
 from tests.support.rings import few_daily
@@ -157,6 +162,25 @@ def test_every_baseline_handles_lost_nodes_and_profiled_jobs(name: str) -> None:
         # whose first jobs start at a tick, after the deadlines
         ends = ("met", "finished", "late") if name in IN_TICKS else ("met", "finished")
         assert any(job.other in ends for job in kept)
+
+
+def test_a_job_takes_the_name_of_the_one_that_failed_in_the_model_too() -> None:
+    history = pool(4)
+    history.decided(ADMISSION, submit("han", max_iterations=60))
+    history.decided(ALLOCATOR)
+    history.decided(PLACEMENT)
+    first = history.started("han").state.live_jobs["han"]
+    failed = JobFailed(job_id="han", generation=first.generation, error="boom", iteration=9, at_s=NOW_S + 5.0)
+    stopped = WorkersStopped(job_id="han", generation=first.generation, node_id="node-0", at_s=NOW_S + 5.0)
+    history.then(failed, stopped)
+    mended = submit("han", max_iterations=90, deadline_s=NOW_S + 300.0)
+    history.decided(ADMISSION, replace(mended, replaces=first.identity), now_s=NOW_S + 6.0)
+    recorded = tuple(
+        Entry(sequence=number, stored_at_s=getattr(message, "at_s", getattr(message, "now_s", NOW_S)), message=message)
+        for number, message in enumerate(history.messages, start=1)
+    )
+    han = run_on(recorded, 0, planners(), NOW_S + DONE_S).jobs["han"]
+    assert (han.phase, han.iteration, han.replaces != "") == (Phase.FINISHED, 90, True)
 
 
 # --- the command ----------------------------------------------------------------------------------------

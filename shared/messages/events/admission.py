@@ -14,6 +14,7 @@ from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
     GpuType,
+    MaybeIdentity,
     MaybeToken,
     NumGpus,
     Rate,
@@ -37,6 +38,7 @@ class ProfileRequested:
     measured_from_s: when, by the plan, promises leave or lend GPUs for the profiling run; None: not planned.
     num_runs_before: profiling runs of other profiles that begin earlier.
     estimate: what related measurements say about the time that the job takes. No promise rests on it.
+    replaces: the identity of the ended job whose id this one takes; "": of none.
     """
 
     VERSION: ClassVar[int] = 1
@@ -49,6 +51,7 @@ class ProfileRequested:
     measured_from_s: TimeS | None = None
     num_runs_before: Annotated[int, Strict(), Ge(0)] = 0
     estimate: Text = ""
+    replaces: MaybeIdentity = ""
     at_s: TimeS
 
 
@@ -78,6 +81,7 @@ class JobAdmitted:
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     gpu_type: GpuType = ""  # on which it is promised; "": the pool's first type
     pinned: bool = False  # the schedule has no room for a migration: the job keeps its GPUs while their number stays
+    replaces: MaybeIdentity = ""  # as in `ProfileRequested`
     at_s: TimeS
 
     def __str__(self) -> str:
@@ -94,6 +98,7 @@ class JobRejected:
     earliest_deadline_s: what admission could have promised at at_s; None if no deadline is possible.
     offers: other values that admission promises if the job is resubmitted with them at once.
     infeasibility_certificate: why the deadline cannot be promised.
+    replaces: the identity of the ended job whose id it would have taken, and which stays as it is; "": of none.
     """
 
     VERSION: ClassVar[int] = 1
@@ -110,6 +115,7 @@ class JobRejected:
     infeasibility_certificate: InfeasibilityCertificate | None = None
     gpu_type: GpuType = ""  # for which the offers and the certificate hold; "": the pool's first type
     least_elsewhere: Mapping[GpuType, DurationS] = field(default_factory=dict[str, float])  # GPU-seconds on other types
+    replaces: MaybeIdentity = ""
     at_s: TimeS
 
     def __str__(self) -> str:

@@ -90,7 +90,7 @@ def unknown_jobs_problem(state: PoolState, data_dir: Path, with_files: Mapping[s
     unknown = [
         job_id
         for job_id, identity in with_files.items()
-        if (job := state.job(job_id)) is None or job.identity != identity
+        if (job := state.job(job_id)) is None or identity not in (job.identity, *job.earlier_identities)
     ]
     if not unknown:
         return None

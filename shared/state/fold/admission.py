@@ -17,6 +17,8 @@ from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.job import Job, Phase, identity_of
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, Usage
 
+MAX_EARLIER_IDENTITIES = 16
+
 
 def configured(state: PoolState, event: events.PoolConfigured, sequence: int) -> PoolState:
     unreadable = state.unreadable_plan_sequence
@@ -35,6 +37,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     was_waiting = known is not None and known.phase is Phase.PROFILING and not profiling
     if known is not None and not was_waiting and not is_resubmission(known, event):
         return state
+    replaced = known if known is not None and not known.live else None
     # the allocator decides on which type a profiling run begins
     spec = spec_on(state, event.spec, "" if isinstance(event, events.ProfileRequested) else event.gpu_type)
     job = Job(
@@ -46,6 +49,8 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         decided_at_s=event.at_s,
         decided_sequence=sequence,
         identity=_identity(known, event, sequence),
+        replaces=_replaces(known, event),
+        earlier_identities=_earlier_identities(known),
         admitted_at_s=None if profiling else event.at_s,
         deadline_s=event.deadline_s,
         least_gpu_seconds=0.0 if isinstance(event, events.ProfileRequested) else event.least_gpu_seconds,
@@ -55,13 +60,15 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         pinned=isinstance(event, events.JobAdmitted) and event.pinned,
     )
     if known is not None:  # remaining workers of a profiling run are fenced like any older generation
+        # Reports on a job that was admitted name its last generation also before that is placed.
+        generation = known.generation + (replaced is not None and bool(event.replaces))
         job = fast_replace(
             job,
             num_gpus=known.num_gpus,
-            generation=known.generation,
-            void_generation=known.void_generation if known.live else known.generation,
+            generation=generation,
+            void_generation=known.void_generation if replaced is None else generation,
             gpus=known.gpus,
-            placed_at_s=known.placed_at_s,
+            placed_at_s=known.placed_at_s if known.live else 0.0,
             stopping=known.stopping,
             broken=bool(known.gpus),
             warnings=known.warnings if was_waiting else (),
@@ -72,9 +79,9 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         used = Usage.on(event.gpu_type, event.gpu_seconds, event.at_s)
         state = with_usage(with_replanned(without_quote(state, event.job_id), event), event.tenant, used)
         state = with_demand(state, event)
-    if known is not None and not known.live:
+    if replaced is not None:
         state = fast_replace(state, ended_jobs=state.ended_jobs.delete(event.job_id))
-    if (known is None or not known.live) and event.job_id in state.num_gpus_by_job:
+    if (known is None or replaced is not None) and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
     state = with_profile(state, spec)
     if not profiling:
@@ -91,13 +98,30 @@ def _identity(
     return identity_of(event.tenant, event.job_id, sequence, event.at_s)
 
 
+def _replaces(known: Job | None, event: events.ProfileRequested | events.JobAdmitted | events.JobRejected) -> str:
+    return known.replaces if known is not None and known.live else event.replaces
+
+
+def _earlier_identities(known: Job | None) -> tuple[str, ...]:
+    if known is None or known.live:
+        return () if known is None else known.earlier_identities
+    return (*known.earlier_identities, known.identity)[-MAX_EARLIER_IDENTITIES:]
+
+
 def is_resubmission(
     known: Job,
     other: SubmitJob | ProfileJob | events.ProfileRequested | events.JobAdmitted | events.JobRejected,
 ) -> bool:
-    """Another job under the id of a rejected one: a rejection is final, so admission decides on the other job anew."""
+    """Another job under the id of an ended one, which the command names by its identity (docs/adr/0114).
+
+    Under the id of a rejected one also without: a rejection is final, so admission decides on the other job anew. But
+    not if that had taken the id of an earlier job: the command may be the one of that job, which comes late.
+    """
+    if not isinstance(other, ProfileJob) and other.replaces:
+        return not known.live and (known.identity, known.tenant) == (other.replaces, other.tenant)
     submitted = known.submitted_spec or known.spec
-    return known.phase is Phase.REJECTED and (submitted, known.tenant) != (other.spec, other.tenant)
+    is_free = known.phase is Phase.REJECTED and not known.replaces
+    return is_free and (submitted, known.tenant) != (other.spec, other.tenant)
 
 
 def quote_reserved(state: PoolState, event: events.QuoteReserved, sequence: int) -> PoolState:
@@ -131,8 +155,11 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
     known = state.job(event.job_id)
     if event.reason == "duplicate":
         return state
-    if known is not None and known.phase is not Phase.PROFILING and not is_resubmission(known, event):
-        return state
+    if known is not None and known.phase is not Phase.PROFILING:
+        if not is_resubmission(known, event):
+            return state
+        if known.phase is not Phase.REJECTED:  # the ended job keeps its id, its files and its logs
+            return with_rejected_demand(with_demand(state, event), event)
     spec = None if event.spec is None else spec_on(state, event.spec, event.gpu_type)
     job = Job(
         job_id=event.job_id,
@@ -143,6 +170,8 @@ def rejected(state: PoolState, event: events.JobRejected, sequence: int) -> Pool
         decided_at_s=event.at_s,
         decided_sequence=sequence,
         identity=_identity(known, event, sequence),
+        replaces=_replaces(known, event),
+        earlier_identities=_earlier_identities(known),
         deadline_s=event.deadline_s,
         generation=known.generation if known else 0,
         earliest_deadline_s=event.earliest_deadline_s,

@@ -136,7 +136,7 @@ def _with_node(before: PoolState, after: PoolState, event: events.NodeJoined | e
 
 # --- ledger fold ---------------------------------------------------------------------------------------
 
-FOLD = 41  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 42  # raise it when the same messages fold to another state: older snapshots are then not read
 
 _BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node
     *(events.JobCancelled, events.JobProfiled, events.JobAmended, events.JobProgressed, events.JobAtRisk),
@@ -313,7 +313,8 @@ def _of_a_job(
         case events.WorkerLagged():
             return worker_lagged(state, job, event)
         case events.JobWarned():
-            return with_job(state, job_warned(job, event.warning))
+            is_of_earlier_job = 0 < event.generation <= job.void_generation
+            return state if is_of_earlier_job else with_job(state, job_warned(job, event.warning))
         case events.MemoryExceeded():
             return memory_exceeded(state, job, event, sequence)
         case events.RendezvousOpened():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.cli.decision_output import show_decision, show_quote
+from elasticflow.cli.decision_output import note_replaced, show_decision, show_quote
 from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.errors import UnknownJob
 from elasticflow.shared.messages.commands import DeadlineQuoted
@@ -73,7 +73,7 @@ BEFORE = Job(job_id="j1", tenant="t", spec=spec(), phase=Phase.ADMITTED, decided
         (
             Phase.FAILED,
             NOW_S + 5.0,
-            ", and failed at {} (5.0s ago); nothing was submitted now; to run it again: --name j1-2",
+            ", and failed at {} (5.0s ago); nothing was submitted now; to run it again: --again",
         ),
     ],
 )
@@ -95,11 +95,34 @@ def test_an_earlier_rejection_is_said_to_be_one_and_its_offers_are_over(capsys: 
     show_decision(again, SubmissionOptions(target="a.py", name="j1"), now_s=now_s, earlier=earlier)
     assert capsys.readouterr().out.splitlines() == [
         f"j1 was rejected already at {clock_time(NOW_S, now_s=now_s)} (1m 00s ago); nothing was submitted now; "
-        "to ask again: --name j1-2",
+        "to ask again: --again",
         "rejected  j1: does not fit",
     ]
     show_decision(replace(again, at_s=now_s), SubmissionOptions(target="a.py"), now_s=now_s, earlier=earlier)
     assert "earliest deadline" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("phase", "iteration", "said"),
+    [
+        (Phase.FAILED, 40, "j1 failed at iteration 40; its name is used again"),
+        (Phase.CANCELLED, 0, "j1 was cancelled; its name is used again"),
+    ],
+)
+def test_a_job_that_takes_the_name_of_an_ended_one_is_new(
+    phase: Phase, iteration: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = replace(BEFORE, phase=phase, iteration=iteration, ended_at_s=NOW_S + 5.0)
+    note_replaced(earlier, True)
+    assert capsys.readouterr().err == f"{said}\n"
+    note_replaced(earlier, False)
+    options = SubmissionOptions(target="a.py", name="j1")
+    show_decision(replace(admitted("j1"), at_s=NOW_S + 9.0), options, now_s=NOW_S + 9.0, earlier=earlier)
+    shown = capsys.readouterr()
+    assert (shown.err, shown.out.splitlines()[0]) == ("", "admitted  j1")
+    refused = rejected(job_id="j1", explanation="does not fit", replaces="0123456789abcdef", at_s=NOW_S + 9.0)
+    show_decision(refused, options, now_s=NOW_S + 9.0, earlier=earlier)
+    assert capsys.readouterr().out.splitlines()[-1] == "  the name j1 stays that of the job that had it"
 
 
 def test_a_job_that_was_rejected_before_is_new(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,7 @@ priority = 2.5
 name = "nightly"
 quote = ""
 tenant = "lab"
+again = true
 wait = true
 timeout = "2h"
 detach = false
@@ -117,6 +118,7 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--name=nightly",
         "--quote=",
         "--tenant=lab",
+        "--again",
         "--wait",
         "--timeout=2h",
         "--nats-url=nats://pool:4222",

@@ -11,7 +11,16 @@ import pytest
 from elasticflow.cli import sweep
 from elasticflow.cli.command_options import PoolOptions
 from elasticflow.cli.decision_output import telling_what_goes_on
-from elasticflow.cli.sweep import Answer, Member, all_good, answers_as_json, ended_within, show_answers, submit_sweep
+from elasticflow.cli.sweep import (
+    Answer,
+    Member,
+    all_good,
+    answers_as_json,
+    ended_within,
+    show_answers,
+    submit_all,
+    submit_sweep,
+)
 from elasticflow.errors import NotEnded, Undecided
 from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected
@@ -111,6 +120,9 @@ class Pool:
     def __init__(self, *states: dict[str, Job]) -> None:
         self._states = states
 
+    async def state(self) -> Any:
+        return SimpleNamespace(job={"net-1": "known"}.get)
+
     async def states(self) -> AsyncIterator[Any]:
         live = SimpleNamespace(live=True)
         for jobs in self._states:
@@ -134,6 +146,19 @@ class Stuck(Pool):
         async for state in super().states():
             yield state
         raise TimeoutError
+
+
+async def test_only_members_whose_names_the_pool_knows_may_take_them() -> None:
+    again = dict[str, bool | None]()
+
+    class Asked(Pool):
+        async def submit(self, spec: JobSpec, *, job_id: str, **options: Any) -> JobAdmitted:
+            again[job_id] = options["again"]
+            return admitted(int(job_id[-1]))
+
+    client: Any = Asked()
+    await submit_all(client, MEMBERS[:2], [])
+    assert again == {"net-1": None, "net-2": False}
 
 
 async def test_the_wait_is_over_before_all_have_ended() -> None:

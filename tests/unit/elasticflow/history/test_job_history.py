@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.history.job_history import EventsInWords, HistoryEntry, job_history
+from elasticflow.history.job_history import EventsInWords, HistoryEntry, first_of_newest, job_history
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.measurements import ResizeTimeline, VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -625,3 +625,48 @@ def test_a_reserved_quote_is_told_before_its_job_is_submitted() -> None:
     tenants = [each.tenant for entry in ledger.entries for each in words.fold(*entry) if each.name == "j1"]
     assert tenants == ["lab"]
     assert ledger.admitted("j1").of("j1")[0] == said
+
+
+def test_a_name_that_is_used_again_begins_a_new_history_and_says_how_the_earlier_job_ended() -> None:
+    ledger = pool().admitted("han").allocated(han=2).placed("han", 1, "node-0:0", "node-0:1")
+    failed = events.JobFailed(job_id="han", generation=1, error="boom", iteration=40, at_s=NOW_S + 10.0)
+    ledger.appended(failed)
+    submitted = events.JobAdmitted(
+        job_id="han",
+        tenant="lab",
+        spec=spec(max_iterations=90),
+        deadline_s=NOW_S + 100.0,
+        minimum_satisfactory_share=(NOW_S, NOW_S + 60.0, 2),
+        gpu_seconds=120.0,
+        replaces=identity_of_newest(ledger, "han"),
+        at_s=NOW_S + 20.0,
+    )
+    refused = events.JobRejected(
+        job_id="han",
+        tenant="lab",
+        spec=spec(max_iterations=900),
+        reason="deadline",
+        explanation="too many",
+        deadline_s=NOW_S + 100.0,
+        replaces=submitted.replaces,
+        at_s=NOW_S + 15.0,
+    )
+    ledger.decided("admission", refused).decided("admission", submitted).allocated(han=1)
+    history = job_history(ledger.entries, "han")
+    first = first_of_newest(history)
+    said = "the name is used again: its job failed at iteration 40; submitted by lab: examples.digits:Digits, 90 iter"
+    assert history[first].text.startswith(said)
+    assert [entry.begins_anew for entry in history].count(True) == 1
+    assert history[first - 1].text.startswith("a new job of this name: examples.digits:Digits, 900 iterations")
+    assert history[first - 1].text.endswith("rejected (deadline): too many")
+    assert [entry.type for entry in history[first:]] == ["JobAdmitted", "AllocationDecided"]
+    assert first_of_newest(history[:first]) == 0
+
+
+def identity_of_newest(ledger: Ledger, job_id: str) -> str:
+    words = EventsInWords()
+    for entry in ledger.entries:
+        words.fold(*entry)
+    job = words.state.job(job_id)
+    assert job is not None
+    return job.identity

@@ -117,3 +117,16 @@ def test_a_history_of_another_version_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stored_history, "HISTORY_VERSION", 2)
     with pytest.raises(Undecodable, match="upgrade"):
         StoredHistory.decode(data)
+
+
+def test_a_long_history_loses_that_of_earlier_jobs_of_the_name_first() -> None:
+    history = StoredHistory()
+    for sequence in range(1, 2 * MAX_ENTRIES + 1):
+        history = history.extended(sequence, [entry(sequence, begins_anew=sequence == MAX_ENTRIES)], ())
+    sequences = [each.sequence for each in history.entries]
+    beginning = list(range(MAX_ENTRIES, MAX_ENTRIES + MAX_FIRST_ENTRIES))
+    assert sequences[:MAX_FIRST_ENTRIES] == beginning
+    assert sequences[-1] == 2 * MAX_ENTRIES
+    assert len(sequences) + history.num_left_out == 2 * MAX_ENTRIES
+    few = StoredHistory().extended(9, [entry(n, begins_anew=n == 7) for n in range(1, 10)], ()).bounded(6)
+    assert [each.sequence for each in few.entries] == [4, 5, 6, 7, 8, 9]

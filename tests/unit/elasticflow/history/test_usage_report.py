@@ -153,3 +153,25 @@ def test_a_ledger_without_jobs_has_no_tenant() -> None:
         num_cancelled=0,
         num_live=0,
     )
+
+
+def test_a_job_whose_name_is_used_again_still_counts_and_the_later_one_for_itself() -> None:
+    history = pool(4)
+    trained(history, "han", at_s=NOW_S + 10.0, min_gpus=2, max_gpus=2)
+    job = history.state.live_jobs["han"]
+    history.then(events.JobFailed(job_id="han", generation=job.generation, error="boom", at_s=NOW_S + 20.0))
+    identity = history.state.ended_jobs["han"].identity
+    too_long = replace(submit("han", max_iterations=100_000, deadline_s=NOW_S + 200.0), replaces=identity)
+    history.decided(ADMISSION, too_long, now_s=NOW_S + 21.0)
+    assert columns(usage(history)["lab"])["failed"] == 1, "a rejection leaves the failed job as it is"
+    later = replace(submit("han", max_iterations=50, deadline_s=NOW_S + 200.0), replaces=identity)
+    history.decided(ADMISSION, later, now_s=NOW_S + 22.0)
+    row = usage(history, until_s=NOW_S + 25.0)["lab"]
+    assert (row.num_admitted, row.num_promised) == (2, 2)
+    assert columns(row) == {"kept": 0, "broken": 0, "failed": 1, "cancelled": 0, "live": 1}
+    history.decided(ADMISSION, CancelJob(job_id="han", tenant="lab"), now_s=NOW_S + 30.0)
+    row = usage(history)["lab"]
+    assert columns(row) == {"kept": 0, "broken": 0, "failed": 1, "cancelled": 1, "live": 0}
+    assert row.gpu_hours == pytest.approx(2 * 10.0 / 3_600.0)
+    later_only = usage(history, since_s=NOW_S + 25.0)["lab"]
+    assert (later_only.num_admitted, later_only.num_earlier, later_only.num_cancelled) == (0, 1, 1)

@@ -1,11 +1,13 @@
 """The values that a browser gets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from elasticflow.client.ledger import LedgerEntry
 from elasticflow.history.job_history import HistoryEntry
+from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.messages.load_spec import LoadSpec
@@ -23,7 +25,7 @@ from elasticflow.web.page_values import (
     tenant_rows,
 )
 from elasticflow.web.pool_history import FeedEntry, PoolHistory
-from testbed.histories import NOW_S, gpus, pool
+from testbed.histories import NOW_S, gpus, pool, submit
 from testbed.page_ledger import HOSTILE, page_history, recorded
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted
@@ -180,3 +182,21 @@ def test_tenants_have_gpus_and_hours_by_type_where_a_pool_has_several() -> None:
     (row,) = tenant_rows(history.state, END_S)
     assert (row["num_gpus"], row["num_gpus_by_type"]) == (3, {"P100": 1, "V100": 2})
     assert (row["promised_gpu_hours"], row["promised_gpu_hours_by_type"]) == (3.0, {"V100": 2.0, "P100": 1.0})
+
+
+def test_the_page_of_a_name_shows_its_job_at_that_time_and_none_of_the_others() -> None:
+    ledger = page_history()
+    before = ledger.state.sequence
+    crashed = ledger.state.ended_jobs["crashed"]
+    again = replace(submit("crashed", max_iterations=50, deadline_s=NOW_S + 300.0), replaces=crashed.identity)
+    ledger.decided(ADMISSION, again, now_s=NOW_S + 61.0)
+    history = folded(recorded(ledger))
+    state, begin = ledger.state, ledger.state.sequence
+    shown = job_detail(history, state, state.live_jobs["crashed"], END_S)
+    assert [entry["sequence"] for entry in shown["history"]] == [begin]
+    assert (shown["reports"], shown["row"]["steps"]) == ([], [])
+    past = folded(recorded(ledger)[:before])
+    then = job_detail(history, past.state, crashed, END_S)
+    assert then == job_detail(past, past.state, crashed, END_S)
+    assert then["reports"]
+    assert then["row"]["steps"]

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.messages import subjects
+from elasticflow.shared.messages.events import JobCancelled
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark, older_ledger, unknown_jobs_problem
 from elasticflow.shared.state.pool import PoolState
-from testbed.histories import History
+from testbed.histories import NOW_S, History
 from tests.support.job_files import keep_files
 from tests.support.worker_events import admitted
 
@@ -95,6 +96,18 @@ def test_files_of_jobs_that_the_ledger_knows_and_records_without_files_are_no_pr
     keep_files(tmp_path, "known", state.live_jobs["known"].identity)
     keep_files(tmp_path, "gone", "0123456789abcdef", checkpoints=False)
     assert unknown_jobs(state, tmp_path) is None
+
+
+def test_files_of_a_job_whose_id_a_later_one_took_are_known(tmp_path: Path) -> None:
+    """Until the first worker of the later job moves them."""
+    history = History().then(admitted("again"))
+    keep_files(tmp_path, "again", history.state.live_jobs["again"].identity)
+    for _ in range(3):
+        job = history.state.live_jobs["again"]
+        cancelled = JobCancelled(job_id="again", reason="", at_s=NOW_S)
+        history.then(cancelled, replace(admitted("again"), replaces=job.identity))
+        assert history.state.live_jobs["again"].identity != job.identity
+        assert unknown_jobs(history.state, tmp_path) is None
 
 
 def test_files_of_jobs_after_an_older_copy_of_nats_are_named(tmp_path: Path) -> None:
