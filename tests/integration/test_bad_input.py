@@ -327,7 +327,8 @@ async def test_the_last_lines_of_a_worker_that_died_are_reported(pool: RunningPo
 
 
 async def test_two_submissions_with_one_id(user: User) -> None:
-    """The same submission gets the same reply, also after the job has failed; another one is rejected."""
+    """The same submission gets the same reply, also after the job has failed. Another one takes its name if it says
+    so, as eflow does."""
     command = ("submit", "light.py", "--deadline", "10m", "--name", "twice", "--json")
     first, again = await user.eflow(*command), await user.eflow(*command)
     assert (first.status, first.value["decision"]) == (1, "failed")
@@ -337,14 +338,16 @@ async def test_two_submissions_with_one_id(user: User) -> None:
         == "TypeError: Light lacks init_model (while the model and the data set were made)"
     )
     assert again.status == 1
-    other = await user.eflow(*command, "--iterations", "5")
-    shown = await user.eflow("submit", "light.py", "--deadline", "11m", "--name", "twice")
-    assert (other.status, other.value["reason"]) == (1, "duplicate")
-    assert "the name twice is taken by another job, submitted with other code or options" in shown.out
-    assert "twice-2 is free" in shown.out
-
     said, answer = await user.publishes("SubmitJob", "twice", spec=published("Diverges"))
     assert (said, answer["reason"]) == ("JobRejected", "duplicate")
+    assert (
+        "the name twice is taken by another job, submitted with other code or options and failed"
+        in (answer["explanation"])
+    )
+    assert "twice-2 is free" in answer["explanation"]
+    other = await user.eflow(*command, "--iterations", "5")
+    assert other.err.startswith("twice failed; its name is used again\n")
+    assert (other.status, other.value["decision"]) == (1, "failed")
     await user.job_has_ended("twice", Phase.FAILED)
 
 
