@@ -263,6 +263,16 @@ class SubmissionOptions:
         typer.Option("--name", metavar="ID", help="Id of the job. Resubmitting the same job under it has no effect."),
         In(_SUBMIT),
     ] = ""
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="JOB[@ITERATION]",
+            show_default=False,
+            help="Begin from the newest checkpoint of an ended job, or of an iteration; --iterations counts its own.",
+        ),
+        In(_SUBMIT),
+    ] = ""
     quote: Annotated[
         str,
         typer.Option(

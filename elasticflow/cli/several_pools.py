@@ -29,6 +29,7 @@ def refuse_with_pools(options: SubmissionOptions, *, detach: bool, again: bool) 
     reasons = {
         "--pool": ("--pool" in options.where, "name one pool with it, or several with --pools"),
         "--sweep": (options.sweep, "its jobs go to one pool; name it with --pool"),
+        "--from": (options.source, "a checkpoint is in one pool; name it with --pool"),
         "--quote": (options.quote, "a quote is reserved in one pool; name it with --pool"),
         "--again": (again, "the name is used again in one pool; name it with --pool"),
         "--detach": (detach, "pools may reject the job, so the command waits for their decisions"),

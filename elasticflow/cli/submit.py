@@ -101,6 +101,7 @@ def submit(
       eflow submit train.py --deadline 2h --data train=s3://bucket/train \\
         --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY
       eflow submit train.py --deadline 2h --name nightly-42 --pools a,b,c
+      eflow submit train.py --deadline 2h --from digits-3f9a1c --iterations 900
     """
     sent = SentJobs()
     with telling_what_goes_on(sent):
@@ -138,6 +139,8 @@ def _submit(
         note(f"warning: {warning}")
     if not where.pools:
         seal_secrets(job, options.secrets, where)
+    if options.source and (swept or quote_id):
+        raise typer.BadParameter("one job continues another one: neither a sweep nor a quote", param_hint="--from")
     if swept:
         if quote_id:
             raise typer.BadParameter("a quote is for one job", param_hint="--quote")
@@ -159,6 +162,10 @@ def _submit(
         raise InvalidJob(*error.problems, *problems_of_names(job_id=name, tenant=where.tenant)) from None
     if where.pools:
         raise typer.Exit(_submit_to_pools(ready, options, sending, where, sent, as_json=as_json))
+    if options.source:
+        continued = run(lambda client: client.continued(options.source), where)
+        note(f"it begins from the checkpoint of iteration {continued.iteration} of {continued.job_id}")
+        ready = replace(ready, spec=replace(ready.spec, continues=continued))
     name, again = name or quote_id, True if sending.again else None
 
     async def post(client: Client) -> str:

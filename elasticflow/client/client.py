@@ -48,7 +48,7 @@ from elasticflow.shared.messages.events import (
     QuoteReserved,
 )
 from elasticflow.shared.messages.job_environment import SealedSecret
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import ContinuedJob, JobSpec
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
@@ -152,9 +152,9 @@ class Client(ArtifactReader, DetachedLoads):
         earlier = (await self.state()).job(job_id) if job_id and again is not False else None
         if earlier is None:
             return command
-        is_replaced = _may_be_replaced(earlier, command, by_any=again is True)
-        self.on_earlier(earlier, is_replaced)
-        return replace(command, replaces=earlier.identity) if is_replaced else command
+        command = _beside(earlier, command, by_any=again is True)
+        self.on_earlier(earlier, bool(command.replaces))
+        return command
 
     async def _until_seen_without(self, job_id: str, identity: str) -> None:
         """Wait until what this client reads has a later job of the id than this one; but not for long."""
@@ -163,6 +163,30 @@ class Client(ArtifactReader, DetachedLoads):
                 async for state in states:
                     if (job := state.job(job_id)) is None or job.identity != identity:
                         return
+
+    async def continued(self, source: str) -> ContinuedJob:
+        """The checkpoint that a text such as "han" or "han@40" names: the newest of a job, or that of an iteration.
+
+        Raises UnknownJob, InvalidJob.
+        """
+        job_id, is_exact, iteration = source.partition("@")
+        job = await self.job(job_id)
+        if is_exact and not (iteration.isdecimal() and 0 < int(iteration) <= job.saved_iteration):
+            newest = (
+                f"its newest checkpoint is of iteration {job.saved_iteration}" if job.saved_iteration else "it has none"
+            )
+            raise InvalidJob(f"continues: {job_id} has no checkpoint of iteration {iteration}: {newest}")
+        if job.live:
+            raise InvalidJob(f"continues: {job_id} has not ended; cancel it, or amend its deadline and iterations")
+        if not job.saved_iteration:
+            raise InvalidJob(f"continues: {job_id} has no checkpoint; submit the job without it")
+        return ContinuedJob(
+            job_id=job_id,
+            identity=job.identity,
+            iteration=int(iteration) if is_exact else job.saved_iteration,
+            is_exact=bool(is_exact),
+            earlier=job.earlier_writers,
+        )
 
     async def seal(self, secrets: Mapping[str, str]) -> tuple[SealedSecret, ...]:
         """Values by name as only the pool's executors can read them, in jobs of this tenant. Raises KeysUnusable."""
@@ -290,22 +314,29 @@ class Client(ArtifactReader, DetachedLoads):
 T = TypeVar("T")
 
 
-def _may_be_replaced(job: Job, command: SubmitJob, *, by_any: bool) -> bool:
-    """Whether the command takes the id of this job: of an ended one of its tenant (docs/adr/0114).
+def _beside(job: Job, command: SubmitJob, *, by_any: bool) -> SubmitJob:
+    """The command as it is sent while this job has its id: it takes that from an ended one of its tenant, or repeats
+    its submission (docs/adr/0114).
 
-    by_any: whatever the command submits, and however the job ended. Another deadline makes no other job of a sweep: all
-    count from the time of the command.
+    by_any: it takes the id whatever it submits, and however the job ended. Another deadline makes no other job of a
+    sweep: all count from the time of the command. Nor does a newer checkpoint, of a job that continues its own name.
     """
     if job.live or job.tenant != command.tenant:
-        return False
+        return command
     received = codec.decode(codec.encode(command, id="", recorded_at_s=0.0)).message
     submitted = job.submitted_spec or job.spec
     assert isinstance(received, SubmitJob), "it is what was encoded"
     if received.spec.sweep and submitted is not None:
         received = replace(received, spec=replace(received.spec, deadline_s=submitted.deadline_s))
+    before, wanted = submitted.continues if submitted is not None else None, received.spec.continues
+    if before is not None and wanted is not None and before.job_id == wanted.job_id == job.job_id:
+        received = replace(received, spec=replace(received.spec, continues=before))
     has_no_result = job.phase in (Phase.FAILED, Phase.CANCELLED, Phase.PROFILED)
     has_no_result |= job.phase is Phase.REJECTED and bool(job.replaces)  # others lose their ids without a word
-    return by_any or (has_no_result and not is_submission_of(received, job))
+    is_repeated = is_submission_of(received, job)
+    if by_any or (has_no_result and not is_repeated):
+        return replace(command, replaces=job.identity)
+    return received if is_repeated else command
 
 
 def _given_up(without: str) -> tuple[tuple[GpuId, ...], tuple[str, ...]]:

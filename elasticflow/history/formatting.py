@@ -18,8 +18,10 @@ from elasticflow.times import duration_in_words, moment_in_words
 
 def spec_in_words(spec: JobSpec) -> str:
     """The work of a job, and its class."""
+    before = spec.continues
+    continues = "" if before is None else f" from iteration {before.iteration} of {before.job_id} on"
     return (
-        f"{spec.training_function}, {counted(spec.max_iterations, 'iteration')}{_size_in_words(spec)}, "
+        f"{spec.training_function}, {counted(spec.max_iterations, 'iteration')}{_size_in_words(spec)}{continues}, "
         f"class {spec.job_class.value.replace('_', '-')}"
     )
 
@@ -121,7 +123,8 @@ def why_no_model(event: events.ArtifactsStored, job: Job, others: Sequence[str])
 def checkpoint_in_words(job: Job, nodes: Sequence[str]) -> str:
     """Where the newest checkpoint of a job is: on one of these nodes."""
     where = f"on {' or '.join(nodes)}, in the folder checkpoints/{job.job_id} of the data folder"
-    return f"its checkpoint of iteration {job.checkpoint_iteration} stays {where}"
+    goes_on = "" if job.live else f"; `eflow submit ... --from {job.job_id}` trains on from it"
+    return f"its checkpoint of iteration {job.checkpoint_iteration} stays {where}{goes_on}"
 
 
 def _is_model(file: events.UnstoredFile) -> bool:

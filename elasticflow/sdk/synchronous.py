@@ -90,6 +90,7 @@ def submit(
     workdir: str | Path | None = None,
     secrets: Mapping[str, str] | None = None,
     job_id: str = "",
+    continues: str = "",
     again: bool | None = None,
     timeout: Duration = REPLY_TIMEOUT_S,
     tenant: str = "",
@@ -102,15 +103,19 @@ def submit(
 
     workdir: folder of the project, sent with the job; by default only what its file imports from beside it.
     secrets: variables of its processes that only the pool's executors can read.
+    continues: "han" begins from the newest checkpoint of the ended job han, "han@40" from that of iteration 40; its
+    iterations count among the job's.
     job_id: a changed job takes that of one that failed or was cancelled. again: True takes that of any ended job, also
     for an unchanged one; False takes none.
-    timeout: until the first reply. Raises InvalidJob, PackagingFailed, KeysUnusable, Undecided.
+    timeout: until the first reply. Raises InvalidJob, PackagingFailed, KeysUnusable, UnknownJob, Undecided.
     """
     ready = submission_of(job, workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
     spec = ready.spec
     if secrets:
         spec = replace(spec, secrets=with_client(endpoint, tenant, lambda client: client.seal(secrets)))
+    if continues:
+        spec = replace(spec, continues=with_client(endpoint, tenant, lambda client: client.continued(continues)))
     return with_client(
         endpoint,
         tenant,

@@ -246,6 +246,7 @@ def rest_on_type(
     spec = replace(
         spec_on(sessions.state, spec_of(job), gpu_type),
         max_iterations=max(spec_of(job).max_iterations - job.iteration, 1),
+        continues=None,
         job_class=JobClass.SLO if is_promised else JobClass.BEST_EFFORT,
     )
     curve = known_curve(session.state, spec, curves=session.cache.curves)

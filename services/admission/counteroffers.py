@@ -210,9 +210,9 @@ def _offers(
     if earliest_s is not None:
         offers.append(_offer(session, spec, earliest_s))
     if fewer >= 1:
-        offers.append(_offer(session, spec, PlannedTime(job.deadline_s), max_iterations=fewer))
+        offers.append(_offer(session, spec, PlannedTime(job.deadline_s), fewer))
     for batch_size, curve in _other_batch_sizes(session, spec):
-        iterations = max(round(spec.max_iterations * spec.global_batch_size / batch_size), 1)  # as many samples
+        iterations = max(round(spec.own_iterations * spec.global_batch_size / batch_size), 1)  # as many samples
         other = replace(job, curve=curve, remaining_iterations=float(iterations))
         deadline_s = session.earliest_deadline_s(other, tight=False)
         if deadline_s is not None:
@@ -241,12 +241,12 @@ def _between(
     """
     found, sooner_than_s = list[Offer](), earliest_s
     for part in range(most, 0, -1):
-        iterations = fewer + (spec.max_iterations - fewer) * part // (most + 1)
-        if fewer < iterations < spec.max_iterations:
+        iterations = fewer + (spec.own_iterations - fewer) * part // (most + 1)
+        if fewer < iterations < spec.own_iterations:
             shorter = replace(job, remaining_iterations=float(iterations))
             deadline_s = session.earliest_deadline_s(shorter, tight=False)
             if deadline_s is not None and job.deadline_s < deadline_s < sooner_than_s:
-                found.insert(0, _offer(session, spec, deadline_s, max_iterations=iterations))
+                found.insert(0, _offer(session, spec, deadline_s, iterations))
                 sooner_than_s = deadline_s
     return found
 
@@ -276,7 +276,7 @@ def _affordable(session: AdmissionSession, job: SchedulableJob, iterations: int)
 
 
 def _other_batch_sizes(session: AdmissionSession, spec: JobSpec) -> list[tuple[int, ScalingCurve]]:
-    if not spec.model_name:
+    if not spec.model_name or spec.continues is not None:
         return []
     state, found = session.planned_state, list[tuple[int, ScalingCurve]]()
     for size in _known_batch_sizes(state, spec) - {spec.global_batch_size}:
@@ -300,11 +300,12 @@ def _offer(
     session: AdmissionSession,
     spec: JobSpec,
     planned_s: PlannedTime,
-    max_iterations: int | None = None,
+    iterations: int | None = None,
     batch_size: int | None = None,
 ) -> Offer:
+    """iterations: without those of the job that it continues."""
     return Offer(
         deadline_s=promised_deadline_s(session.planned_state, planned_s),
-        max_iterations=max_iterations or spec.max_iterations,
+        max_iterations=spec.first_iteration + (iterations or spec.own_iterations),
         global_batch_size=batch_size or spec.global_batch_size,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past, memory_in_words
 from elasticflow.shared.messages.gpu_limits import range_problem
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
@@ -15,6 +15,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promisable_gpus,
     promised_deadline_s,
 )
+from elasticflow.shared.state.fold.profiles import num_virtual_nodes
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     large_enough_types,
@@ -45,6 +46,47 @@ def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
         problems.append("deadline_s: a job of class slo needs a deadline; without one choose best_effort")
     if deadline_s is not None and deadline_s <= now_s:
         problems.append(f"deadline: {in_the_past(deadline_s, now_s)}; choose a later one")
+    return problems
+
+
+def continuation_problems(state: PoolState, spec: JobSpec, tenant: str) -> list[str]:
+    """Why the job cannot begin from the checkpoint that it names; [] without one."""
+    wanted = spec.continues
+    if wanted is None:
+        return []
+    job = state.job(wanted.job_id)
+    if job is None or job.tenant != tenant or job.identity != wanted.identity or job.spec is None:
+        return [f"continues: {wanted.job_id}: {no_such_job(state, tenant, wanted.job_id)}"]
+    saved, before = job.saved_iteration, job.spec
+    if job.live:
+        return [f"continues: {job.job_id} has not ended; cancel it, or amend its deadline and iterations"]
+    if not saved:
+        return [f"continues: {job.job_id} has no checkpoint; submit the job without it"]
+    problems = list[str]()
+    if wanted.earlier != job.earlier_writers:
+        problems.append(f"continues: the checkpoints of {job.job_id} are of other jobs than it says")
+    if wanted.iteration > saved:
+        problems.append(f"continues: the newest checkpoint of {job.job_id} is of iteration {saved}")
+    if spec.max_iterations <= wanted.iteration:
+        problems.append(
+            f"max_iterations: {spec.max_iterations} are done already in the checkpoint of iteration "
+            f"{wanted.iteration} of {job.job_id}; choose more"
+        )
+    if TORCHRUN in (spec.entry, before.entry):
+        problems.append("continues: a torchrun script keeps its own snapshots; name them in its arguments")
+    known = num_virtual_nodes(state, spec)
+    if known and job.num_virtual_nodes and known != job.num_virtual_nodes:
+        problems.append(
+            f"virtual_nodes: {job.job_id} has {job.num_virtual_nodes}, and this job is measured with {known}: let its "
+            f"code say virtual_nodes = {job.num_virtual_nodes}"
+        )
+    mine = (spec.global_batch_size, spec.seed, spec.shard_optimizer)
+    names = ("global_batch_size", "seed", "shard_optimizer")
+    for name, here, there in zip(
+        names, mine, (before.global_batch_size, before.seed, before.shard_optimizer), strict=True
+    ):
+        if here != there:
+            problems.append(f"{name}: {job.job_id} has {there}, and a job that continues it must have the same")
     return problems
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from elasticflow.services.admission.counteroffers import Refusal, refusal_of
 from elasticflow.services.admission.quota_rules import counts_as_demand
 from elasticflow.services.admission.rejection import (
+    continuation_problems,
     problems_of,
     size_problems,
     why_no_type,
@@ -57,7 +58,7 @@ def admit(session: AdmissionSession, submission: SubmittedJob) -> AdmissionSessi
     if spec.job_class is JobClass.SLO:
         job = arriving_job(state, submission.job_id, spec, curve, submission.deadline_s)
         return _promise(session, submission, job)
-    cheapest = curve.least_gpu_seconds(float(spec.max_iterations), math.inf)
+    cheapest = curve.least_gpu_seconds(float(spec.own_iterations), math.inf)
     if (why := objection_to(session, submission, cheapest)) is not None:
         return rejected(session, submission, "quota", why)
     return admitted(session, submission, cheapest)
@@ -216,7 +217,7 @@ def cost_on_type(session: AdmissionSession, submission: SubmittedJob) -> tuple[A
     if curve is None:
         return session, (math.inf, 0.0)
     if spec.job_class is not JobClass.SLO:
-        iterations = float(spec.max_iterations)
+        iterations = float(spec.own_iterations)
         usable = spec.gpu_range.intersection(GpuRange(1, state.num_gpus))
         rates = (rate for num_gpus, rate in curve.rate_by_num_gpus.items() if usable.allows(num_gpus))
         fastest = max(rates, default=0.0)
@@ -330,6 +331,7 @@ def _repeated_or_wrong(
         why = _taken(state, known, submission)
         return rejected(whole, submission, "duplicate", why)
     problems = problems_of(state, spec_on(state, spec, spec.gpu_type), whole.now_s)
+    problems += continuation_problems(state, spec, command.tenant)
     return rejected(whole, submission, "invalid", "; ".join(problems)) if problems else None
 
 

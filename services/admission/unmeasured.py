@@ -91,14 +91,14 @@ def estimate_in_words(state: PoolState, spec: JobSpec) -> str:
     if related is None:
         return ""
     ratio = spec.global_batch_size / related.batch_size
-    times_s = sorted(spec.max_iterations / related.iterations_per_s * factor for factor in (1.0, ratio))
+    times_s = sorted(spec.own_iterations / related.iterations_per_s * factor for factor in (1.0, ratio))
     on_type = f" of type {type_name(state, related.gpu_type)}" if len(state.gpu_types) > 1 else ""
     measured = (
         f"in batches of {related.batch_size}, this model makes {related.iterations_per_s:.3g} iterations/s on "
         f"{gpus_counted(related.num_gpus)}{on_type}"
     )
     takes = f"about {times_s[0]:.0f} s" if ratio == 1.0 else f"between {times_s[0]:.0f} s and {times_s[1]:.0f} s"
-    return f"{measured}, where its {spec.max_iterations} iterations take {takes} by that measurement"
+    return f"{measured}, where its {spec.own_iterations} iterations take {takes} by that measurement"
 
 
 def _most_similar(state: PoolState, spec: JobSpec) -> _Related | None:

@@ -19,7 +19,7 @@ from typing import Any
 from elasticflow.services.executor.processes.prepared_folders import data_digest, forget_owners
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
-from elasticflow.shared.state.code_in_use import code_digests, data_in_use, requirements_in_use
+from elasticflow.shared.state.code_in_use import code_digests, continued_folders, data_in_use, requirements_in_use
 from elasticflow.shared.state.load import load_id_of
 from elasticflow.shared.state.pool import PoolState
 
@@ -89,6 +89,9 @@ class OldFiles:
         def of_live_job(name: str) -> bool:
             return name in folded().live_jobs
 
+        def may_be_continued(name: str) -> bool:
+            return of_live_job(name) or name in continued_folders(folded())
+
         def of_live_load(name: str) -> bool:
             load = folded().loads.get(load_id_of(name))
             return load is not None and load.live and load.folder_name == name
@@ -107,7 +110,7 @@ class OldFiles:
             return digest in {data_digest(uri) for owner, uri in data_in_use(folded()) if owner == tenant}
 
         kept_s = config.checkpoints_kept_s
-        yield Leftovers(place=root / "checkpoints", kept_s=kept_s, is_needed=of_live_job)
+        yield Leftovers(place=root / "checkpoints", kept_s=kept_s, is_needed=may_be_continued)
         yield Leftovers(place=root / "load-logs", kept_s=config.logs_kept_s, is_needed=of_live_load)
         yield Leftovers(place=root / "logs", kept_s=config.logs_kept_s, is_needed=of_live_job)
         yield Leftovers(place=root / "results", kept_s=RESULTS_KEPT_S, is_needed=of_live_load)

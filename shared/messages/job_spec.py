@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
+from annotated_types import Len
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
@@ -24,6 +25,7 @@ from elasticflow.shared.messages.limits import (
     Folder,
     FunctionPath,
     GpuType,
+    Identity,
     Integer,
     MaybeToken,
     ModelName,
@@ -36,6 +38,7 @@ from elasticflow.shared.messages.limits import (
     Seed,
     Text,
     TimeS,
+    Token,
     Weight,
 )
 
@@ -59,6 +62,8 @@ SCRIPT = "__main__"  # instead of a class: a script whose loop is elastic
 TORCHRUN = "__torchrun__"  # or an unchanged script, started as under torchrun; each resize restarts it
 
 SCRIPT_SUFFIX = ".py"  # of a script's file, which stands for its module if its name is none
+
+MAX_CONTINUED = 16  # jobs, each of which continued the one before
 
 SHARED = "*"  # owns the profiles that tenants share; no tenant can have this name
 
@@ -94,6 +99,26 @@ class MetricCondition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedJob:
+    """The ended job from whose checkpoint another one begins (docs/adr/0114). identity: as `Job.identity`.
+
+    iteration: of the newest checkpoint that was known, or with is_exact of the only one that is taken. earlier: the
+    identities of the jobs that this one had continued, whose checkpoints it may still have.
+    """
+
+    job_id: Token
+    identity: Identity
+    iteration: PositiveIterations
+    is_exact: bool = False
+    earlier: Annotated[tuple[Identity, ...], Len(max_length=MAX_CONTINUED)] = ()
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """The identities of the jobs whose checkpoints count."""
+        return (self.identity, *self.earlier)[:MAX_CONTINUED]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One training job, as its user describes it (ElasticFlow, Table 1)."""
 
@@ -108,7 +133,8 @@ class JobSpec:
     model_name: ModelName = ""  # names the throughput profile
     global_batch_size: BatchSize
     hyperparameters: Annotated[Mapping[str, Scalar], FewItems] = field(default_factory=dict[str, Scalar])
-    max_iterations: PositiveIterations
+    max_iterations: PositiveIterations  # also those of the job that it continues
+    continues: ContinuedJob | None = None
     metric_conditions: Annotated[tuple[MetricCondition, ...], FewItems] = ()
     job_class: JobClass = JobClass.SLO
     deadline_s: TimeS | None = None  # absolute, seconds since 1970
@@ -133,6 +159,16 @@ class JobSpec:
     def __post_init__(self) -> None:
         if self.other_gpu_types and not self.gpu_type:
             raise ValueError("must have a gpu_type if it has other_gpu_types")
+
+    @property
+    def first_iteration(self) -> int:
+        """The iteration from which it trains."""
+        return self.continues.iteration if self.continues is not None else 0
+
+    @property
+    def own_iterations(self) -> int:
+        """The iterations from there on."""
+        return self.max_iterations - self.first_iteration
 
     @property
     def entry(self) -> str:

@@ -38,7 +38,8 @@ _MAYBE_TOKEN_PATTERN = r"^[A-Za-z0-9_-]{0,64}$"
 _LINE_PATTERN = rf"^[^{HIDDEN}]*$"
 _DIGEST_PATTERN = r"^([0-9a-f]{64})?$"
 _CHAIN_PATTERN = r"^([0-9a-f]{32})?$"
-_IDENTITY_PATTERN = r"^([0-9a-f]{16})?$"
+_IDENTITY_PATTERN = r"^[0-9a-f]{16}$"
+_MAYBE_IDENTITY_PATTERN = r"^([0-9a-f]{16})?$"
 # below a folder, and never out of it: no part is empty, "." or ".."
 _PART = rf"([^./\\{HIDDEN}]|\.[^./\\{HIDDEN}]|\.\.[^/\\{HIDDEN}])[^/\\{HIDDEN}]*"
 FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
@@ -60,6 +61,7 @@ PATTERNS_IN_WORDS = {
     _DIGEST_PATTERN: "must be the 64 hexadecimal digits of a SHA-256",
     _CHAIN_PATTERN: "must be 32 hexadecimal digits",
     _IDENTITY_PATTERN: "must be the 16 hexadecimal digits of a job's identity",
+    _MAYBE_IDENTITY_PATTERN: "must be the 16 hexadecimal digits of a job's identity",
     _FUNCTION_PATTERN: "must be like package.module:Class",
     _FOLDER_PATTERN: "must be a folder like src/jobs, below another one",
     _VARIABLE_PATTERN: "must be a name of letters, digits and _",
@@ -84,7 +86,8 @@ Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_LENGTH)]
 Digest = Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)]
 SecretDigest = Annotated[str, StringConstraints(pattern=r"^(none|[0-9a-f]{16})?$")]  # "": unknown
 ChainDigest = Annotated[str, StringConstraints(pattern=_CHAIN_PATTERN)]  # "": unknown
-MaybeIdentity = Annotated[str, StringConstraints(pattern=_IDENTITY_PATTERN)]  # as `Job.identity`; "": of no job
+Identity = Annotated[str, StringConstraints(pattern=_IDENTITY_PATTERN)]  # as `Job.identity`
+MaybeIdentity = Annotated[str, StringConstraints(pattern=_MAYBE_IDENTITY_PATTERN)]  # "": of no job
 FilePath = Annotated[str, StringConstraints(max_length=MAX_PATH_LENGTH, pattern=FILE_PATH_PATTERN)]
 FunctionPath = Annotated[str, StringConstraints(max_length=300, pattern=_FUNCTION_PATTERN)]
 VariableName = Annotated[str, StringConstraints(max_length=128, pattern=_VARIABLE_PATTERN)]

@@ -1,4 +1,5 @@
-"""What live jobs, live loads and reservations of a pool may still need: code, packages and data. Pure."""
+"""What live jobs, live loads and reservations of a pool may still need: code, packages, data, and checkpoints of jobs
+that they continue. Pure."""
 # pyright: strict
 
 from collections.abc import Iterator
@@ -26,6 +27,13 @@ def requirements_in_use(state: PoolState) -> Iterator[tuple[str, tuple[str, ...]
         for spec in (job.spec, job.submitted_spec):
             if spec is not None and spec.requirements:
                 yield job.tenant, spec.requirements
+
+
+def continued_folders(state: PoolState) -> set[str]:
+    """The names of folders with checkpoints that live jobs begin from, until the first worker has linked them."""
+    jobs = (job.spec.continues for job in state.live_jobs.values() if job.spec is not None)
+    continued = [job for job in jobs if job is not None]
+    return {name for job in continued for name in (job.job_id, f"{job.job_id}.of-{job.identity}")}
 
 
 def data_in_use(state: PoolState) -> Iterator[tuple[str, str]]:

@@ -264,6 +264,17 @@ class Job:
         return max(self.iteration - self.checkpoint_iteration, 0) if self.restarts_to_resize else 0
 
     @property
+    def saved_iteration(self) -> int:
+        """The iteration of its newest checkpoint; 0 without one. A job that has finished has written its last state."""
+        has_finished = self.phase is Phase.FINISHED and not self.restarts_to_resize
+        return max(self.checkpoint_iteration, self.iteration if has_finished else 0)
+
+    @property
+    def earlier_writers(self) -> tuple[str, ...]:
+        """The identities of the jobs that it continued, whose checkpoints it may still have."""
+        return self.spec.continues.writers if self.spec is not None and self.spec.continues is not None else ()
+
+    @property
     def rank_0_node(self) -> str:
         """The node of rank 0 in the generation that trains, or trained last; "" if none is placed."""
         gpus = self.gpus if self.previous_generation is None else self.previous_generation.gpus

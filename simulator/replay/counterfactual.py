@@ -125,11 +125,19 @@ def run_on(
 
 
 def _on_jobs_here(state: PoolState, command: Command) -> Command:
-    """The command with the identity that the job whose id it takes has here: it was decided on at another time."""
-    if not isinstance(command, SubmitJob) or not command.replaces:
+    """The command with the identities that the jobs whose id it takes and that it continues have here: they were
+    decided on at other times, and may have saved less."""
+    if not isinstance(command, SubmitJob):
         return command
-    job = state.ended_jobs.get(command.job_id)
-    return command if job is None else replace(command, replaces=job.identity)
+    earlier, wanted = state.ended_jobs.get(command.job_id), command.spec.continues
+    if command.replaces and earlier is not None:
+        command = replace(command, replaces=earlier.identity)
+    source = None if wanted is None else state.ended_jobs.get(wanted.job_id)
+    if wanted is None or source is None:
+        return command
+    saved = min(wanted.iteration, source.saved_iteration)
+    known = replace(wanted, identity=source.identity, earlier=source.earlier_writers, iteration=max(saved, 1))
+    return replace(command, spec=replace(command.spec, continues=known if saved else None))
 
 
 class _Counterfactual:
@@ -191,6 +199,7 @@ class _Counterfactual:
                         self._hold(job.job_id, 0)
                 self._fold(lost)
             case JobFailed() | ProfilingFailed() as failed:
+                self._report()  # what it has saved may be continued
                 if (job := self._state.live_jobs.get(failed.job_id)) is not None:
                     self._trainings.pop(failed.job_id, None)
                     failed = replace(failed, generation=job.generation)

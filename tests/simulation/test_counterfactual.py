@@ -17,6 +17,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobFailed, PlanDecided, WorkersStopped
 from elasticflow.shared.messages.export import ExportWriter
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.__main__ import app
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners, policies_named
@@ -164,16 +165,18 @@ def test_every_baseline_handles_lost_nodes_and_profiled_jobs(name: str) -> None:
         assert any(job.other in ends for job in kept)
 
 
-def test_a_job_takes_the_name_of_the_one_that_failed_in_the_model_too() -> None:
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_job_takes_the_name_of_the_one_that_failed_in_the_model_too(continues: bool) -> None:
     history = pool(4)
     history.decided(ADMISSION, submit("han", max_iterations=60))
     history.decided(ALLOCATOR)
     history.decided(PLACEMENT)
     first = history.started("han").state.live_jobs["han"]
     failed = JobFailed(job_id="han", generation=first.generation, error="boom", iteration=9, at_s=NOW_S + 5.0)
-    stopped = WorkersStopped(job_id="han", generation=first.generation, node_id="node-0", at_s=NOW_S + 5.0)
+    stopped = WorkersStopped(job_id="han", generation=first.generation, node_id="node-0", iteration=9, at_s=NOW_S + 5.0)
     history.then(failed, stopped)
-    mended = submit("han", max_iterations=90, deadline_s=NOW_S + 300.0)
+    source = ContinuedJob(job_id="han", identity=first.identity, iteration=9) if continues else None
+    mended = submit("han", max_iterations=90, deadline_s=NOW_S + 300.0, continues=source)
     history.decided(ADMISSION, replace(mended, replaces=first.identity), now_s=NOW_S + 6.0)
     recorded = tuple(
         Entry(sequence=number, stored_at_s=getattr(message, "at_s", getattr(message, "now_s", NOW_S)), message=message)
@@ -181,6 +184,8 @@ def test_a_job_takes_the_name_of_the_one_that_failed_in_the_model_too() -> None:
     )
     han = run_on(recorded, 0, planners(), NOW_S + DONE_S).jobs["han"]
     assert (han.phase, han.iteration, han.replaces != "") == (Phase.FINISHED, 90, True)
+    assert han.spec is not None
+    assert (han.spec.continues is not None) == continues
 
 
 # --- the command ----------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from elasticflow.services.executor.processes.prepared_folders import (
     FetchedData,
     InstalledPackages,
     PreparedFolders,
+    bring_checkpoints,
     take_folders,
 )
 from elasticflow.shared.errors import BadSettings, ElasticFlowError
@@ -236,6 +237,8 @@ class WorkerManager:
             owner = assignment.job_identity
             for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
+            if spec.continues is not None and assignment.purpose == "train":
+                await asyncio.to_thread(bring_checkpoints, self._data_dir, worker.job_id, spec.continues)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
                 assignment,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections import defaultdict
@@ -20,6 +21,7 @@ from typing import Any, ClassVar, get_args
 from elasticflow.services.executor.processes.fork_server_client import ForkedProcess
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.job_environment import local_path
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.forking import (
     RESULT,
     FetchData,
@@ -31,7 +33,13 @@ from elasticflow.shared.messages.worker_protocol.forking import (
 )
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
 from elasticflow.shared.runtime.process.files import write_durably
-from elasticflow.shared.runtime.process.folder_tree import OWNERS, bytes_and_entries_in, delete_folder, owner_of
+from elasticflow.shared.runtime.process.folder_tree import (
+    OWNERS,
+    are_folders_of,
+    bytes_and_entries_in,
+    delete_folder,
+    owner_of,
+)
 
 _CHECK_EVERY_S = 1.0
 _BYTES_FOR_A_FILE = 16 << 10  # of the bound: file systems have an inode for so many bytes
@@ -299,6 +307,75 @@ def take_folders(data_dir: Path, job_id: str, identity: str) -> list[Path]:
         if owner != identity:
             write_durably(data_dir / OWNERS / job_id, identity.encode())
         return moved
+
+
+def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> None:
+    """Make the checkpoints of the job that it continues those of this job, too, before its first worker starts.
+
+    They are linked, so they stay when the folder of that job is deleted. Blocking; raises OSError, and CannotPrepare if
+    none is there.
+    """
+    own = data_dir / "checkpoints" / job_id
+    with _locked(data_dir):
+        if any(_CHECKPOINT.fullmatch(file.name) for file in _regular_files(own)):
+            return
+        found = {
+            file.name: file
+            for folder in _folders_of(data_dir, continued)
+            for file in _regular_files(folder)
+            if _CHECKPOINT.fullmatch(file.name)
+        }
+        wanted = sorted(name for name in found if not continued.is_exact or _iteration(name) == continued.iteration)
+        if not any(name.endswith(".ckpt") for name in wanted):
+            iterations = sorted({_iteration(name) for name in found if name.endswith(".ckpt")})
+            raise CannotPrepare(_no_checkpoint(continued, iterations))
+        own.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # an executor without rights over it has workers of its own user
+            status = found[wanted[0]].lstat()
+            os.chown(own, status.st_uid, status.st_gid)
+        for name in sorted(wanted, key=lambda name: name.endswith(".ckpt")):  # parts first: a checkpoint needs them
+            _link(found[name], own / name)
+
+
+_CHECKPOINT = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|part)")  # as the store names them
+
+
+def _folders_of(data_dir: Path, job: ContinuedJob) -> Iterator[Path]:
+    """Where its checkpoints may be: a later job of its id moves them aside."""
+    place = data_dir / "checkpoints"
+    if are_folders_of(data_dir, job.job_id, job.identity):
+        yield place / job.job_id
+    yield place / f"{job.job_id}.of-{job.identity}"
+
+
+def _regular_files(folder: Path) -> Iterator[Path]:
+    """Workers could have put links there, also in place of the folder."""
+    if folder.is_symlink():
+        return
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        yield from (Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
+
+
+def _iteration(name: str) -> int:
+    found = _CHECKPOINT.fullmatch(name)
+    return int(found[1]) if found is not None else 0
+
+
+def _no_checkpoint(continued: ContinuedJob, iterations: list[int]) -> str:
+    of = f"checkpoint of iteration {continued.iteration}" if continued.is_exact else "checkpoint"
+    there = " or ".join(f"--from {continued.job_id}@{iteration}" for iteration in iterations)
+    advice = f"take {there}" if there else "set EF_DATA_DIR to the same shared storage on all nodes of the pool"
+    return f"no {of} of {continued.job_id} is on this node: {advice}"
+
+
+def _link(file: Path, target: Path) -> None:
+    """Another file system has copies. Raises OSError."""
+    try:
+        os.link(file, target, follow_symlinks=False)
+    except FileExistsError:
+        return
+    except OSError:
+        shutil.copy2(file, target, follow_symlinks=False)
 
 
 def forget_owners(data_dir: Path, live_jobs: Container[str]) -> None:

@@ -345,7 +345,7 @@ def _jobs(state: PoolState, pool: PlannedPool) -> list[BestEffortJob]:
             job_id=job.job_id,
             tenant=job.tenant,
             admitted_at_s=job.decided_at_s if job.admitted_at_s is None else job.admitted_at_s,
-            length_s=spec.max_iterations / rate,
+            length_s=spec.own_iterations / rate,
             remaining_s=remaining_s,
             levels=tuple(num_gpus_L[:num_levels]),
             held=num_gpus,

@@ -278,7 +278,7 @@ def arriving_job(
     return SchedulableJob(
         job_id=job_id,
         curve=curve,
-        remaining_iterations=float(spec.max_iterations),
+        remaining_iterations=float(spec.own_iterations),
         deadline_s=planned_deadline_s(state, deadline_s),
         resize_cost=resize_cost(state),
         reserve_nodes=state.config.reserve_nodes,

@@ -3,6 +3,7 @@
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.state.fold.job_changes import (
     with_demand,
     with_rejected_demand,
@@ -73,6 +74,14 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
             broken=bool(known.gpus),
             warnings=known.warnings if was_waiting else (),
         )
+    source = _continued(state, known, event.spec)
+    if source is not None:
+        generation = max(job.generation, source.generation)
+        job = fast_replace(job, generation=generation, num_virtual_nodes=source.num_virtual_nodes)
+        if known is None or replaced is not None:
+            job = fast_replace(job, void_generation=generation)
+    if not profiling:
+        job = fast_replace(job, iteration=spec.first_iteration, checkpoint_iteration=spec.first_iteration)
     if profiling:
         state = with_another_attempt(state, event.spec)
     else:
@@ -84,7 +93,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     if (known is None or replaced is not None) and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
     state = with_profile(state, spec)
-    if not profiling:
+    if not profiling and source is None:
         job = fast_replace(job, num_virtual_nodes=num_virtual_nodes(state, spec))
     return scheduling_event(with_job(state, job), sequence)
 
@@ -96,6 +105,17 @@ def _identity(
     if known is not None and known.phase is Phase.PROFILING:
         return known.identity
     return identity_of(event.tenant, event.job_id, sequence, event.at_s)
+
+
+def _continued(state: PoolState, known: Job | None, spec: JobSpec) -> Job | None:
+    """The job that one with this specification continues: its checkpoint is that of an earlier generation. Once its
+    speed is measured, the job itself has what counts of it. known: the job that has the id."""
+    if spec.continues is None:
+        return None
+    if known is not None and known.live:
+        return known
+    source = state.job(spec.continues.job_id)
+    return source if source is not None and source.identity == spec.continues.identity else None
 
 
 def _replaces(known: Job | None, event: events.ProfileRequested | events.JobAdmitted | events.JobRejected) -> str:

@@ -82,7 +82,8 @@ class Checkpoints(Protocol):
 class CheckpointStore:
     """The checkpoints in one folder, as one generation of the job sees them.
 
-    owner: named in each file; a file that names another one is no checkpoint. "": files of any owner are.
+    owner: named in each file; a file that names another one is no checkpoint. "": files of any owner are. continued:
+    jobs that this one continues, whose files count, too.
     unreadable: iteration and reason, by the name of each file that `newest` has passed over.
     """
 
@@ -92,11 +93,12 @@ class CheckpointStore:
         *,
         generation: int,
         owner: str = "",
+        continued: tuple[str, ...] = (),
         publish: Callable[[Path, Path], None] | None = None,
     ) -> None:
         self._folder = folder
         self._generation = generation
-        self._owner = owner
+        self._owner, self._continued = owner, continued
         self._publish = publish or rename_durably
         self._invalid: dict[str, os.stat_result] = {}  # files of newer generations that are no checkpoints
         self.unreadable: dict[str, tuple[int, str]] = {}
@@ -158,7 +160,7 @@ class CheckpointStore:
         with self._matching_file(entry) as file:
             state = readable_state(file)
         owner = state.pop(_OWNER, self._owner)
-        if self._owner and owner != self._owner:
+        if self._owner and owner not in (self._owner, *self._continued):
             raise UnreadableFile(f"job {owner} wrote it")
         return state
 

@@ -20,7 +20,9 @@ from elasticflow.services.executor.worker.engine.sharded_optimizer import Sharde
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.group.state_transfer import broadcast_state
 from elasticflow.services.executor.worker.interface import TrainingFailed
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.training_interface import Stateful
 
 log = structlog.get_logger()
 
@@ -71,9 +73,12 @@ def restored_state(
 
 def checkpoint_store(assignment: Assignment, generation: int | None = None) -> CheckpointStore:
     """The job's checkpoints as a generation sees them; None: the generation of the assignment."""
-    folder, owner = Path(assignment.checkpoint_dir), assignment.job_identity
+    continued = assignment.spec.continues
     return CheckpointStore(
-        folder, generation=assignment.plan.generation if generation is None else generation, owner=owner
+        Path(assignment.checkpoint_dir),
+        generation=assignment.plan.generation if generation is None else generation,
+        owner=assignment.job_identity,
+        continued=continued.writers if continued is not None else (),
     )
 
 
@@ -122,6 +127,46 @@ def lost_checkpoints(checkpoints: CheckpointStore, assignment: Assignment, itera
         f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in {assignment.checkpoint_dir}; if that "
         "is not the same shared storage on all nodes, set EF_DATA_DIR to one"
     )
+
+
+def require_fitting(
+    state: Mapping[str, Any], continued: ContinuedJob, objects: Mapping[str, Stateful], optimizer: torch.optim.Optimizer
+) -> None:
+    """Raises TrainingFailed, naming all differences, if the checkpoint of the job that this one continues is that of
+    another model or optimizer. objects: all that outlives a generation, by name."""
+    problems: list[str] = []
+    if "model" in state:
+        problems += _other_tensors(state["model"], objects["model"].state_dict())
+    theirs, mine = state.get("optimizer_type", ""), type(optimizer).__qualname__
+    if theirs and theirs != mine:
+        problems.append(f"the optimizer is {mine}, and was {theirs}")
+    saved = state.get("optimizer", {})
+    of_all = saved.get("param_groups", ()) if "slices" not in saved else ()  # a part of a sharded state has its own
+    groups = [len(group["params"]) for group in of_all]
+    own_groups = [len(group["params"]) for group in optimizer.param_groups]
+    if groups and groups != own_groups:
+        problems.append(f"the optimizer has groups of {own_groups} parameters, and had {groups}")
+    if new := sorted(name for name in objects if name not in state and name not in ("model", "optimizer")):
+        problems.append(f"stateful() returns {', '.join(new)}, which had no state")
+    if problems:
+        raise TrainingFailed(
+            f"the checkpoint of iteration {state['iteration']} of {continued.job_id} does not fit this job: "
+            f"{'; '.join(problems)}; make them as they were, or submit the job without --from"
+        )
+
+
+def _other_tensors(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """The tensors of two models that differ in name, shape or type, in words."""
+    lacking, surplus = sorted(theirs.keys() - mine.keys()), sorted(mine.keys() - theirs.keys())
+    problems = [f"the model has no {name}, which the checkpoint has" for name in lacking[:_MOST_NAMED]]
+    problems += [f"the model has {name}, which the checkpoint lacks" for name in surplus[:_MOST_NAMED]]
+    shapes = [(name, _shape(mine[name]), _shape(theirs[name])) for name in mine if name in theirs]
+    changed = [f"{name} is {here}, and was {there}" for name, here, there in shapes if here != there]
+    return problems + changed[:_MOST_NAMED]
+
+
+def _shape(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _nothing_readable(checkpoints: CheckpointStore, assignment: Assignment) -> str:

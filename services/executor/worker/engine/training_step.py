@@ -170,7 +170,11 @@ class TrainingSteps(JobState):
         self.engine = self.make_engine(self.members)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "virtual_nodes": fixed_virtual_nodes(self.function, self.members.virtual_nodes)}
+        return {
+            **super().state(),
+            "virtual_nodes": fixed_virtual_nodes(self.function, self.members.virtual_nodes),
+            "optimizer_type": type(self.optimizer).__qualname__,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)

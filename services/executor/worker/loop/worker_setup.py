@@ -21,7 +21,7 @@ from elasticflow.services.executor.worker.engine.cooperative_thread import THREA
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.job_state import JobObjects, load_volatile_buffers, make_job_objects
 from elasticflow.services.executor.worker.engine.redistribution import redistribute
-from elasticflow.services.executor.worker.engine.restored_state import Restored, restored_state
+from elasticflow.services.executor.worker.engine.restored_state import Restored, require_fitting, restored_state
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.engine.training_function import (
@@ -294,6 +294,8 @@ def set_up(
     )
     _check_data(dataset, state)
     require_same_virtual_nodes(function, virtual_nodes, state)
+    if spec.continues is not None and transfer is None:
+        require_fitting(state, spec.continues, stateful, optimizer)
     objects.carried.load(state.get("gradients", {}))
     if "model" in state:
         for name, each in stateful.items():

@@ -39,6 +39,7 @@ torchrun = false
 class = "slo"
 priority = 2.5
 name = "nightly"
+from = "han@40"
 quote = ""
 tenant = "lab"
 again = true
@@ -116,6 +117,7 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--class=slo",
         "--priority=2.5",
         "--name=nightly",
+        "--from=han@40",
         "--quote=",
         "--tenant=lab",
         "--again",

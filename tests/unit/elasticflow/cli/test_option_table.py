@@ -19,7 +19,7 @@ from elasticflow.cli.option_table import In, Row, filled, rows_of, takes_tables
 GROUP: Any = typer.main.get_command(app)
 COMMANDS = ("submit", "quote", "profile", "run", "train")
 ROWS = {row.name: row for row in rows_of(SubmissionOptions)}
-NOT_IN_THE_JOB = {"target", "arguments", "torchrun", "workdir", "secrets", "sweep", "name", "quote"}
+NOT_IN_THE_JOB = {"source", "target", "arguments", "torchrun", "workdir", "secrets", "sweep", "name", "quote"}
 TEXTS: dict[str, Any] = {  # other options take any text
     "arguments": ("--lr", "0.1"),
     "deadline": "2h",

@@ -428,7 +428,7 @@ def test_a_quote_takes_a_submitted_line_and_reads_no_secret(nowhere: Path) -> No
 @pytest.mark.parametrize("command", ["quote", "profile"])
 def test_all_options_on_which_a_speed_depends_are_those_of_a_submission(nowhere: Path, command: str) -> None:
     group: Any = typer.main.get_command(app)
-    lacking = {"job_class", "priority", "name", "sweep", "quote"} | (
+    lacking = {"job_class", "priority", "name", "sweep", "source", "quote"} | (
         {"deadline", "iterations"} if command == "profile" else set()
     )
     named = {row.name for row in rows_of(SubmissionOptions)}

@@ -17,7 +17,10 @@ MODEL = StoredFile(path="i00000000000100.pt", num_bytes=7, digest="a" * 64)
 LOST_MODEL = UnstoredFile(path="/data/checkpoints/a/model/i00000000000100.pt", reason="it is too large")
 LOST_FILE = UnstoredFile(path="/data/checkpoints/a/files/out.bin", reason="it is a link")
 LOST_FOLDER = UnstoredFile(path="/data/checkpoints/a", reason="PermissionError: no")
-KEPT = "its checkpoint of iteration 79 stays on node-0, in the folder checkpoints/a of the data folder"
+KEPT = (
+    "its checkpoint of iteration 79 stays on node-0, in the folder checkpoints/a of the data folder; "
+    "`eflow submit ... --from a` trains on from it"
+)
 
 
 def ended(phase: Phase = Phase.CANCELLED, entry: str = "Digits", checkpoint: int = 79) -> Job:

@@ -14,6 +14,7 @@ from elasticflow.services.executor import old_files
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.prepared_folders import data_digest, packages_digest
 from elasticflow.shared.messages.events import JobAdmitted, LoadOpened
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.shared.persistent_map import Map
@@ -62,6 +63,28 @@ def sweep(root: Path, state: PoolState, *, after_s: float) -> None:
 
 def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
+
+
+def test_the_folder_of_a_job_that_a_live_one_continues_is_needed(tmp_path: Path) -> None:
+    """Its checkpoints are linked when the first worker starts, which may be long after its submission."""
+    identity = "0123456789abcdef"
+    continued = ContinuedJob(job_id="han", identity=identity, iteration=40)
+    admitted = JobAdmitted(
+        job_id="live",
+        tenant="lab",
+        spec=spec(continues=continued),
+        deadline_s=NOW_S + 100.0,
+        minimum_satisfactory_share=(),
+        gpu_seconds=100.0,
+        at_s=NOW_S,
+    )
+    state = pool(1, checkpoints_kept_s=DAY_S).then(admitted).state
+    for name in ("han", f"han.of-{identity}", "han.of-another", "ended"):
+        folder(tmp_path / "checkpoints", name)
+        folder(tmp_path / "logs", name)
+    sweep(tmp_path, state, after_s=31 * DAY_S)
+    assert names(tmp_path / "checkpoints") == ["han", f"han.of-{identity}"]
+    assert names(tmp_path / "logs") == []
 
 
 def test_old_folders_of_ended_jobs_are_deleted(tmp_path: Path) -> None:

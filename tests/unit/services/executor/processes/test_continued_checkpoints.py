@@ -1,0 +1,100 @@
+"""Checkpoints of an ended job that another one begins from."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, bring_checkpoints, take_folders
+from elasticflow.shared.messages.job_spec import ContinuedJob
+
+FIRST, SECOND = "1" * 16, "2" * 16
+DIGEST = "a" * 64
+
+
+def name_of(iteration: int, *, generation: int = 3, part: int | None = None) -> str:
+    of_part = "" if part is None else f"-p{part:05d}"
+    return f"g{generation:010d}-i{iteration:014d}{of_part}-{DIGEST}.{'ckpt' if part is None else 'part'}"
+
+
+def from_han(iteration: int, *, is_exact: bool = False) -> ContinuedJob:
+    return ContinuedJob(job_id="han", identity=FIRST, iteration=iteration, is_exact=is_exact)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """With two checkpoints of han, the newer one in parts."""
+    take_folders(tmp_path, "han", FIRST)
+    folder = tmp_path / "checkpoints" / "han"
+    folder.mkdir(parents=True)
+    for name in (name_of(20), name_of(40), name_of(40, part=0), name_of(40, part=1), "model.pt", "g1.unfinished"):
+        (folder / name).write_text(name)
+    return tmp_path
+
+
+def brought(data_dir: Path, job_id: str) -> set[str]:
+    return {file.name for file in (data_dir / "checkpoints" / job_id).iterdir()}
+
+
+def test_the_newest_checkpoints_are_linked_with_their_parts(data_dir: Path) -> None:
+    take_folders(data_dir, "leia", SECOND)
+    bring_checkpoints(data_dir, "leia", from_han(40))
+    assert brought(data_dir, "leia") == {name_of(20), name_of(40), name_of(40, part=0), name_of(40, part=1)}
+    here, there = (data_dir / "checkpoints" / job_id / name_of(40) for job_id in ("leia", "han"))
+    assert os.path.samefile(here, there)
+    there.unlink()
+    assert here.read_text() == name_of(40), "its folder may be deleted"
+
+
+def test_a_named_iteration_alone_is_taken(data_dir: Path) -> None:
+    bring_checkpoints(data_dir, "leia", from_han(20, is_exact=True))
+    assert brought(data_dir, "leia") == {name_of(20)}
+
+
+def test_what_the_job_has_written_itself_stays_alone(data_dir: Path) -> None:
+    bring_checkpoints(data_dir, "leia", from_han(40))
+    own = data_dir / "checkpoints" / "leia"
+    for file in own.iterdir():
+        file.unlink()
+    (own / name_of(50, generation=4)).write_text("own")
+    bring_checkpoints(data_dir, "leia", from_han(40))
+    assert brought(data_dir, "leia") == {name_of(50, generation=4)}
+
+
+def test_a_job_that_takes_the_name_continues_from_the_folder_that_was_moved_aside(data_dir: Path) -> None:
+    take_folders(data_dir, "han", SECOND)
+    bring_checkpoints(data_dir, "han", from_han(40))
+    assert name_of(40) in brought(data_dir, "han")
+
+
+def test_the_folder_of_a_later_job_of_the_name_is_not_taken_for_it(data_dir: Path) -> None:
+    take_folders(data_dir, "han", SECOND)
+    later = data_dir / "checkpoints" / "han"
+    later.mkdir()
+    (later / name_of(60)).write_text("of the later one")
+    bring_checkpoints(data_dir, "leia", from_han(40))
+    assert name_of(60) not in brought(data_dir, "leia")
+    assert name_of(40) in brought(data_dir, "leia")
+
+
+def test_what_is_missing_is_named_with_what_is_there(data_dir: Path) -> None:
+    with pytest.raises(CannotPrepare) as wrong:
+        bring_checkpoints(data_dir, "leia", from_han(30, is_exact=True))
+    assert str(wrong.value) == (
+        "no checkpoint of iteration 30 of han is on this node: take --from han@20 or --from han@40"
+    )
+    with pytest.raises(CannotPrepare, match="no checkpoint of luke is on this node: set EF_DATA_DIR"):
+        bring_checkpoints(data_dir, "leia", ContinuedJob(job_id="luke", identity=FIRST, iteration=4))
+    assert not (data_dir / "checkpoints" / "leia").exists()
+
+
+def test_links_that_a_worker_has_made_are_not_followed(data_dir: Path, tmp_path: Path) -> None:
+    folder, secret = data_dir / "checkpoints" / "han", tmp_path / "secret"
+    secret.write_text("of another tenant")
+    (folder / name_of(50)).symlink_to(secret)
+    bring_checkpoints(data_dir, "leia", from_han(40))
+    assert name_of(50) not in brought(data_dir, "leia")
+    folder.rename(folder.with_name("other"))
+    folder.symlink_to(folder.with_name("other"))
+    with pytest.raises(CannotPrepare):
+        bring_checkpoints(data_dir, "luke", from_han(40))
