@@ -41,6 +41,7 @@ def node_specification_of(
         unenforced=isolation.missing,
         started_by=started_by(),
         data_folder=data_folder_name(data_dir),
+        separates_gpus=isolation.separates_gpus,
     )
 
 

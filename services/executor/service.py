@@ -283,7 +283,7 @@ def _launcher(data_dir: Path, settings: ExecutorSettings, isolation: WorkerIsola
         on_event=on_event,
         preload=settings.preload,
         device=settings.device,
-        gpu_names=settings.gpu_names,
+        gpu_names=settings.gpu_uuids if isolation.separates_gpus else settings.gpu_names,
         warm_workers=settings.warm_workers,
         data_interface=settings.data_interface,
         isolation=isolation,

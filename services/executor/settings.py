@@ -99,7 +99,8 @@ class ExecutorSettings:
     device: Literal["cpu", "cuda"]  # EF_DEVICE: auto, cpu or cuda
     num_gpus: int  # EF_SLOTS: GPUs, or equal parts of GPUs if there are more slots; CPU slots without GPUs
     gpu_names: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: the GPU of each slot; empty without GPUs
-    gpu_devices: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: the files of these GPUs in /dev; "": one of them is unknown
+    gpu_devices: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: the file of each slot's GPU in /dev; "": unknown
+    gpu_uuids: tuple[str, ...]  # CUDA_VISIBLE_DEVICES: of each slot's GPU; "": unknown
     cpu_share: float  # EF_CPU_SHARE: cores that one CPU slot may use (docs/adr/0004)
     gpu_type: str  # EF_GPU_TYPE: of all its GPUs; default: NVML's product name; of CPU slots their share: cpu-0.25
     # EF_GPU_MEMORY_BYTES: of each GPU; default: as NVML reports it; of CPU slots, of this machine; 0: unknown
@@ -125,6 +126,9 @@ class ExecutorSettings:
     # EF_ISOLATION: of workers: none, auto (what this machine can enforce) or required; default: auto if this node has a
     # key of its own, else none, since everyone with the token may do everything (docs/adr/0058)
     isolation: Literal["none", "auto", "required"]
+    # EF_SHOWN_GPUS: to an isolated worker: job, those of its job on this node, and a change of these stops the job at a
+    # step boundary (docs/adr/0115); or executor, those of its executor. Default: job if EF_ISOLATION=required
+    shown_gpus: Literal["job", "executor"]
     secrets_key: Path | None  # EF_SECRETS_KEY: file with the pool's private key for secrets of jobs; None: opens none
     # EF_WORKERS_SECRET_FILE: the same secret on all nodes, with which workers of a job know each other (docs/adr/0070);
     # default: workers.secret beside EF_NATS_CREDS or in EF_DATA_DIR, if it is there; None: they trust each connection
@@ -183,12 +187,14 @@ class ExecutorSettings:
             read.reject(f"EF_DATA_FOLDERS: {relative[0]} is no absolute path")
         default_isolation = "auto" if given.get("EF_NATS_CREDS") else "none"
         isolation = read.choice("EF_ISOLATION", default_isolation, ("none", "auto", "required"))
+        shown_gpus = read.choice("EF_SHOWN_GPUS", "job" if isolation == "required" else "executor", ("job", "executor"))
         settings = cls(
             node_id=node_id,
             device="cuda" if found else "cpu",
             num_gpus=num_gpus,
             gpu_names=tuple(gpu.name for gpu in used),
-            gpu_devices=tuple(dict.fromkeys(gpu.device_file for gpu in used)),
+            gpu_devices=tuple(gpu.device_file for gpu in used),
+            gpu_uuids=tuple(gpu.uuid for gpu in used),
             cpu_share=cpu_share,
             gpu_type=read.token("EF_GPU_TYPE", gpu_type, GPU_TYPE_PATTERN),
             gpu_memory_bytes=read.integer("EF_GPU_MEMORY_BYTES", memory, low=0, high=2**53),
@@ -203,6 +209,7 @@ class ExecutorSettings:
             warm_workers=read.integer("EF_WARM_WORKERS", found and num_gpus, low=0, high=num_gpus),
             preload=tuple(name for name in given.get("EF_PRELOAD", "").replace(" ", "").split(",") if name),
             isolation=cast(Literal["none", "auto", "required"], isolation),
+            shown_gpus=cast(Literal["job", "executor"], shown_gpus),
             secrets_key=file_named(given, "EF_SECRETS_KEY"),
             workers_secret_file=workers_secret_file(given),
             data_folders=data_folders,

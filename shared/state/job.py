@@ -163,6 +163,7 @@ class Job:
     num_added_gpus: int = 0  # the last of its GPUs: of other types (record 0049); all after its type has changed
     slower_when_mixed: bool = False  # GPUs of other types slowed it down: none join it again
     reserved_gpus: tuple[GpuId, ...] = ()  # the whole share, while it trains on a part of it
+    shown_gpus: tuple[GpuId, ...] = ()  # sorted; its workers see those of their node, if the node separates GPUs
     predicted_speedup: float = 0.0  # of the current generation, which relieves slow GPUs: as in `PlacedJob`
     placed_at_s: float = 0.0
     migrated_at_s: float = -math.inf  # when it last migrated although its number of GPUs stayed

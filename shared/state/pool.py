@@ -156,6 +156,7 @@ class NodeState:
     earlier_incarnations: tuple[str, ...] = ()  # newest first; their repeated joins are ignored
     started_by: str = ""  # as in `NodeJoined`
     data_folder: str = ""  # its name, as in `NodeJoined`
+    separates_gpus: bool = False  # as in `NodeJoined`
     # when the incarnation before was last heard, or this one if it is lost; None: there is none, or unknown
     ended_s: float | None = None
     awaited: bool = False  # it may have ended unreported with other nodes: see awaited_nodes.py

@@ -145,6 +145,20 @@ async def test_a_job_on_cpu_slots_sees_no_device_of_a_gpu(node):
     assert not [name for name in found if name.startswith(("nvidia", "kvm", "mem", "sd", "vd"))]
 
 
+async def test_a_job_sees_the_gpus_of_its_own_slots_only(node, tmp_path):
+    """Other devices stand for those of GPUs."""
+    isolation = Isolation(namespaces=True, readable=python_folders(), hidden=(str(tmp_path),))
+    separating = Node(tmp_path, isolation=WorkerIsolation(isolation, gpu_files=("ptmx", "fuse", "kmsg")))
+    await separating.launcher.start()
+    try:
+        own = await outcome_of(separating, "list_devices", gpu_index=1, shown_gpus=(1,))
+        both = await outcome_of(separating, "list_devices", gpu_index=1, shown_gpus=(1, 2))
+    finally:
+        await separating.launcher.close()
+    assert {"ptmx", "fuse", "kmsg"} & set(own) == {"fuse"}
+    assert {"ptmx", "fuse", "kmsg"} & set(both) == {"fuse", "kmsg"}
+
+
 async def test_folders_in_each_other_stop_no_sweep_and_no_later_worker_of_their_job(node):
     job_id = node.new_job_id()
     logs = node.launcher.log_file(job_id, 1, 0).parent

@@ -175,6 +175,7 @@ def _joined(state: State, now_s: float) -> NodeJoined:
         unenforced=state.node_specification.unenforced,
         started_by=state.node_specification.started_by,
         data_folder=state.node_specification.data_folder,
+        separates_gpus=state.node_specification.separates_gpus,
         replaced_heard_s=state.replaced_heard_s,
         at_s=max(now_s, math.nextafter(since_s, math.inf)),
     )

@@ -141,6 +141,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         checkpoint_dir=f"{node.data_dir}/checkpoints/{job.job_id}",
         device=node.device,
         gpu_index=gpu.gpu_index,
+        shown_gpus=tuple(each.gpu_index for each in job.shown_gpus if each.node_id == state.node_id),
         cpu_share=node.cpu_share,
         advertise_host=node.advertise_host,
         checkpoint_iteration=job.checkpoint_iteration,

@@ -181,6 +181,7 @@ class NodeSpecification:
     workers_secret: str = ""  # its digest, as in `NodeJoined`
     unenforced: tuple[str, ...] = ()  # what the machine cannot enforce of the isolation
     started_by: str = ""  # as in `NodeJoined`
+    separates_gpus: bool = False  # as in `NodeJoined`
     data_folder: str = ""  # its name, as in `NodeJoined`
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""

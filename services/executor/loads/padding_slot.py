@@ -1,7 +1,7 @@
 """One GPU of this node on loan to padding loads, with a runner for the load whose bundle it executes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ class RunnerSettings:
     device: Literal["cpu", "cuda"]
     cpu_share: float
     code: CodeArchive
-    fork: Callable[[], Awaitable[ForkedProcess]]
+    fork: Callable[[Sequence[int]], Awaitable[ForkedProcess]]
     logs: Path
     results: Path
     log: Any

@@ -177,22 +177,22 @@ class ForkServerClient:
             raise LaunchFailed("the fork server did not start", str(log_file)) from error
         return server
 
-    async def fork(self, channel: socket.socket) -> "Fork":
-        """Fork a worker that inherits this end of a channel. Raises EOFError, OSError."""
+    async def fork(self, channel: socket.socket, slots: Sequence[int]) -> "Fork":
+        """Fork a worker that inherits this end of a channel. slots: see `WorkerIsolation`. Raises EOFError, OSError."""
         if self._reading.done():
             raise EOFError("the fork server has died")
         request = next(self._requests)
         reply = self._replies[request] = asyncio.get_running_loop().create_future()
         try:
-            frame = encode_frame(ForkWorker(request=request, isolation=self._isolation_of(request)))
+            frame = encode_frame(ForkWorker(request=request, isolation=self._isolation_of(request, slots)))
             socket.send_fds(self._control, [frame], [channel.fileno()])
             return await reply
         finally:  # after a late reply, the worker ends with its channel
             del self._replies[request]
 
-    def _isolation_of(self, request: int) -> Isolation | None:
+    def _isolation_of(self, request: int, slots: Sequence[int]) -> Isolation | None:
         """The isolation of a worker, with a new control group where this node has them. Raises OSError."""
-        isolation, cgroups = self._isolation.isolation, self._isolation.cgroups
+        isolation, cgroups = self._isolation.of_process(slots), self._isolation.cgroups
         if isolation is None or cgroups is None:
             return isolation
         group = self._new_cgroups[request] = cgroups.add()
@@ -375,11 +375,11 @@ class ForkedProcess:
             self.kill()
 
 
-async def fork_process(server: ForkServerClient) -> ForkedProcess:
-    """A new process with its channel. Raises EOFError, OSError."""
+async def fork_process(server: ForkServerClient, slots: Sequence[int]) -> ForkedProcess:
+    """A new process with its channel, which uses these slots. Raises EOFError, OSError."""
     ours, theirs = socket.socketpair()
     with theirs, contextlib.ExitStack() as on_failure:
         on_failure.callback(ours.close)
-        pid, exited = await server.fork(theirs)
+        pid, exited = await server.fork(theirs, slots)
         on_failure.pop_all()
     return ForkedProcess(pid=pid, exited=exited, channel=ProcessChannel(ours))

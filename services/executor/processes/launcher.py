@@ -86,10 +86,14 @@ class _Gpu:
 
 
 class WarmPool:
-    """fork: a new process. Raises LaunchFailed."""
+    """fork: a new process that uses these slots. Raises LaunchFailed."""
 
     def __init__(
-        self, fork: Callable[[], Awaitable[ForkedProcess]], *, device: Literal["cpu", "cuda"], num_gpus: int
+        self,
+        fork: Callable[[Sequence[int]], Awaitable[ForkedProcess]],
+        *,
+        device: Literal["cpu", "cuda"],
+        num_gpus: int,
     ) -> None:
         self._fork = fork
         self._device: Literal["cpu", "cuda"] = device
@@ -143,7 +147,7 @@ class WarmPool:
                 await gpu.free.wait()
                 await asyncio.sleep(_PAUSE_S)
             try:
-                worker = await self._fork()
+                worker = await self._fork((gpu_index,))
             except LaunchFailed as error:
                 log.warning("warm_worker_not_started", gpu_index=gpu_index, reason=str(error))
             else:
@@ -260,11 +264,13 @@ class Launcher:
         Nor can it follow variables of the job that torch reads when it starts CUDA.
         """
         variables = (*assignment.spec.environment, *assignment.secrets)
-        may_be_warm = assignment.spec.entry != TORCHRUN and not any(map(is_read_with_cuda, variables))
         gpu_index = assignment.gpu_index
+        slots = assignment.shown_gpus or (gpu_index,)
+        sees_them = slots == (gpu_index,) or not self._isolation.separates_gpus
+        may_be_warm = assignment.spec.entry != TORCHRUN and sees_them and not any(map(is_read_with_cuda, variables))
         process = self.warm_pool.enter(gpu_index, may_be_warm=may_be_warm)
         try:
-            process = process or await self.fork()
+            process = process or await self.fork(slots)
         except BaseException:
             self.warm_pool.leave(gpu_index)
             raise
@@ -278,13 +284,13 @@ class Launcher:
         follower.add_done_callback(self._followers.discard)
         return handle
 
-    async def fork(self) -> ForkedProcess:
-        """A process that waits for its first message. Raises LaunchFailed."""
+    async def fork(self, slots: Sequence[int] = ()) -> ForkedProcess:
+        """A process that uses these slots, and waits for its first message. Raises LaunchFailed."""
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S), self._forking:
                 await self._server_ready.wait()
                 assert self._server is not None
-                return await fork_process(self._server)
+                return await fork_process(self._server, slots)
         except (TimeoutError, OSError, EOFError) as error:
             reason = f"{type(error).__name__} {error}".strip()
             raise LaunchFailed(reason, str(self._server_log)) from error

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -95,7 +95,7 @@ class Launching(Protocol):
 
     async def start(self) -> None: ...
     async def launch(self, assignment: Assignment) -> WorkerHandle: ...
-    async def fork(self) -> ForkedProcess: ...
+    async def fork(self, slots: Sequence[int] = ()) -> ForkedProcess: ...
     async def close(self) -> None: ...
 
 
@@ -152,9 +152,9 @@ class WorkerManager:
         async with self._tasks:
             await asyncio.Event().wait()
 
-    async def fork(self) -> ForkedProcess:
+    async def fork(self, slots: Sequence[int] = ()) -> ForkedProcess:
         """A process that is no worker. Raises LaunchFailed."""
-        return await self._launcher.fork()
+        return await self._launcher.fork(slots)
 
     async def close(self) -> None:
         """Kill all workers; return when they are gone."""

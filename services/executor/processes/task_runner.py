@@ -132,13 +132,13 @@ class TaskRunner:
     @classmethod
     async def start(
         cls,
-        fork: Callable[[], Awaitable[ForkedProcess]],
+        fork: Callable[[Sequence[int]], Awaitable[ForkedProcess]],
         order: RunTasks,
         *,
         task_timeout_s: float = math.inf,
     ) -> "TaskRunner":
         """Return once the process exists. fork: `Launcher.fork`. Raises LaunchFailed."""
-        return cls(await fork(), order, task_timeout_s=task_timeout_s)
+        return cls(await fork((order.gpu_index,)), order, task_timeout_s=task_timeout_s)
 
     @property
     def pid(self) -> int:

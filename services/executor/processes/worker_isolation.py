@@ -4,7 +4,8 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from elasticflow.services.executor.settings import ExecutorSettings
@@ -39,11 +40,26 @@ class WorkerIsolation(NamedTuple):
     """isolation: of each worker; None: it has the rights of its executor. missing: what this machine cannot enforce.
 
     cgroups: where each worker has a control group of its own.
+    gpu_files: the file in /dev of each slot's GPU, if each process sees those of its own slots only; else empty.
     """
 
     isolation: Isolation | None = None
     missing: tuple[str, ...] = ()
     cgroups: WorkerCgroups | None = None
+    gpu_files: tuple[str, ...] = ()
+
+    @property
+    def separates_gpus(self) -> bool:
+        """As in `NodeJoined`."""
+        return bool(self.gpu_files)
+
+    def of_process(self, slots: Sequence[int]) -> Isolation | None:
+        """The isolation of a process that uses these slots. A job on one slot needs no memory that others see."""
+        if self.isolation is None or not self.gpu_files:
+            return self.isolation
+        files = tuple(dict.fromkeys(self.gpu_files[slot] for slot in slots))
+        devices = (*_OF_ALL_GPUS, *files) if files else ()
+        return replace(self.isolation, devices=devices, shares_memory=len(slots) > 1)
 
     @property
     def kind(self) -> Literal["none", "limits", "namespaces"]:
@@ -96,26 +112,38 @@ def prepare_isolation(process: Settings, settings: ExecutorSettings) -> WorkerIs
         no_limits = f"control groups without limits: {cgroups.unlimited}" if cgroups.unlimited else ""
     except OSError as error:
         no_limits = f"no control groups: {error}"
-    missing = _missing(problem, no_limits, settings, shares_memory=shares_memory)
-    return WorkerIsolation(isolation, tuple(missing), cgroups)
+    gpu_files = settings.gpu_devices if shares_memory and not problem and _can_separate(settings) else ()
+    missing = _missing(problem, no_limits, settings, shares_memory=shares_memory, separates_gpus=bool(gpu_files))
+    return WorkerIsolation(isolation, tuple(missing), cgroups, gpu_files)
+
+
+def _can_separate(settings: ExecutorSettings) -> bool:
+    """Only a name that does not count GPUs means the same one to a process that sees some of them."""
+    return settings.shown_gpus == "job" and all((*settings.gpu_devices, *settings.gpu_uuids))
 
 
 def _devices(settings: ExecutorSettings) -> tuple[str, ...]:
     """The devices of this executor's GPUs only: the machine's others belong to other executors, or to none."""
     if settings.device == "cpu":
         return ()
-    own = settings.gpu_devices
+    own = tuple(dict.fromkeys(settings.gpu_devices))
     if "" in own:  # without NVML
         own = tuple(name for name in sorted(os.listdir("/dev")) if re.fullmatch(r"nvidia\d+", name))
     return (*_OF_ALL_GPUS, *own)
 
 
-def _missing(problem: str, no_limits: str, settings: ExecutorSettings, *, shares_memory: bool) -> Iterator[str]:
+def _missing(
+    problem: str, no_limits: str, settings: ExecutorSettings, *, shares_memory: bool, separates_gpus: bool
+) -> Iterator[str]:
     """problem: why there are no namespaces; no_limits: why control groups have none; "" if they do."""
     if problem:
         yield f"jobs see the processes and files of their executor's user: {problem}"
+    elif separates_gpus:
+        yield "jobs with several GPUs of this node share /dev/shm, with which NCCL connects them"
     elif shares_memory:
-        yield "jobs share /dev/shm, and see the devices of all GPUs of this node, with which NCCL connects them"
+        unknown = settings.shown_gpus == "job"
+        advice = "NVML does not name them all" if unknown else "EF_SHOWN_GPUS=job shows each job its own"
+        yield f"jobs share /dev/shm, and see the devices of all GPUs of this node: {advice}"
     if no_filter := filter_problem():
         yield f"{NO_FILTER}: {no_filter}"
     if problem and no_limits:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from pydantic import Strict
+
 from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
@@ -52,6 +54,8 @@ class NodeJoined:
     # a digest of the machine's start and of the process that started the executor; "": unknown
     started_by: MaybeToken = ""
     data_folder: MaybeToken = ""  # its name: the same on all nodes that share it; "": unknown
+    # a worker sees those GPUs only that its job has here when the worker starts (docs/adr/0115)
+    separates_gpus: Annotated[bool, Strict()] = False
     replaced_heard_s: TimeS | None = None  # the last heartbeat of the incarnation that it replaces; None: unknown
 
 

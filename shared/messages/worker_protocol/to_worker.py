@@ -90,6 +90,7 @@ class Assignment:
     packages_path: folder with the packages that the job requires; "" if it requires none.
     data_paths: of the job's data on this node, by name.
     gpu_index: number of the GPU on this node.
+    shown_gpus: those of its job on this node, which it sees where GPUs are separated.
     cpu_share: cores that a CPU slot may use, e.g. 0.2; 1 or more: no limit.
     checkpoint_iteration: a complete checkpoint of so many steps was written; a start from an older one is reported.
     job_identity: named in each checkpoint and folder; checkpoints of other jobs are not read. "": those of any job are.
@@ -111,6 +112,7 @@ class Assignment:
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     device: Literal["cpu", "cuda"] = "cpu"
     gpu_index: Index = 0
+    shown_gpus: tuple[Index, ...] = ()
     cpu_share: Annotated[float, Strict(), Gt(0)] = 1.0
     advertise_host: str = "127.0.0.1"
     checkpoint_iteration: Iterations = 0

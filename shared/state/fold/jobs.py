@@ -116,6 +116,7 @@ def ended(state: PoolState, job: Job, end: JobEnd, sequence: int) -> PoolState:
         num_gpus=0,
         gpus=(),
         reserved_gpus=(),
+        shown_gpus=(),
         predicted_speedup=0.0,
         stopping=all_stopping(state, job),
         previous_generation=None,

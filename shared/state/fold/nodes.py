@@ -129,6 +129,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         unenforced=event.unenforced,
         started_by=event.started_by,
         data_folder=event.data_folder,
+        separates_gpus=event.separates_gpus,
         ended_s=None if known is None else event.replaced_heard_s if known.alive else known.ended_s,
     )
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)

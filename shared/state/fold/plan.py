@@ -1,6 +1,6 @@
 """The fold of allocations and placements, and of which commands are decided. Part of `ledger_fold`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
@@ -8,7 +8,7 @@ from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.jobs import alive, all_stopping, state_holders, workers_on
 from elasticflow.shared.state.fold.profiles import num_virtual_nodes, probed
 from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
-from elasticflow.shared.state.job import Job, Phase, StoppingWorkers, nodes_of
+from elasticflow.shared.state.job import Job, Phase, PreviousGeneration, StoppingWorkers, nodes_of
 from elasticflow.shared.state.pool import MAX_DECIDED_COMMANDS, PoolState, spec_of
 
 
@@ -75,6 +75,7 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
         virtual_nodes_by_rank=placement.virtual_nodes_by_rank,
         num_added_gpus=placement.num_added_gpus,
         reserved_gpus=_kept_reserved_gpus(job, placement),
+        shown_gpus=_shown_gpus(job, placement, switches=switches),
         predicted_speedup=placement.predicted_speedup,
         placed_at_s=decided.at_s,
         migrated_at_s=decided.at_s if job.job_id in decided.migrated else job.migrated_at_s,
@@ -112,12 +113,37 @@ def _switches(state: PoolState, job: Job, placement: events.PlacedJob, decided: 
     previous = state_holders(state, job)
     if previous is None or job.has_outdated_spec or not (job.training or job.broken):
         return False  # a profiling run keeps no work: it breaks when its job is admitted
+    if _shows_other_gpus(state, job, placement, previous):
+        return False
     left = set(previous.surviving).difference(placement.gpus)
     taken = set(placement.gpus).difference(previous.surviving)
     others = (other for other in decided.placements if other.job_id != job.job_id)
     if left and taken and any(not left.isdisjoint(other.gpus) for other in others):
         return job.num_added_gpus > 0 and taken.isdisjoint(_held_by_others(state, job))
     return bool(placement.gpus) and bool(previous.surviving)
+
+
+def _shows_other_gpus(state: PoolState, job: Job, placement: events.PlacedJob, before: PreviousGeneration) -> bool:
+    """Whether a worker that stays would have to see other GPUs of its node than since its start.
+
+    CUDA connects only those that it has found at its start (docs/adr/0115).
+    """
+    staying = set(nodes_of(before.surviving)).intersection(nodes_of(placement.gpus))
+    separating = [node_id for node_id in staying if state.nodes[node_id].separates_gpus]
+    shown = _shown_gpus(job, placement, switches=False) if separating else ()
+    return any(_on(node_id, shown) != _on(node_id, job.shown_gpus) for node_id in separating)
+
+
+def _shown_gpus(job: Job, placement: events.PlacedJob, *, switches: bool) -> tuple[GpuId, ...]:
+    """The job's own GPUs; if it switches, also what workers see that leave, since they go on if the switch fails."""
+    own = {*placement.gpus, *_kept_reserved_gpus(job, placement)}
+    nodes = nodes_of(own)
+    left = (gpu for gpu in job.shown_gpus if gpu.node_id not in nodes) if switches else ()
+    return tuple(sorted(own.union(left)))
+
+
+def _on(node_id: str, gpus: Iterable[GpuId]) -> list[GpuId]:
+    return [gpu for gpu in gpus if gpu.node_id == node_id]
 
 
 def _held_by_others(state: PoolState, job: Job) -> Iterator[GpuId]:

@@ -58,6 +58,20 @@ def test_more_slots_than_gpus_share_each_of_them_equally() -> None:
         read({"EF_SLOTS": "3"}, num_gpus=2)
 
 
+def test_each_slot_knows_the_device_and_the_uuid_of_its_gpu() -> None:
+    gpus = (LocalGpu("0", "H100", 80, "GPU-a", 0, "nvidia3"), LocalGpu("1", "H100", 80, "GPU-b", 1, "nvidia0"))
+    settings = read({"EF_SLOTS": "4"}, gpus=gpus)
+    assert settings.gpu_devices == ("nvidia3", "nvidia3", "nvidia0", "nvidia0")
+    assert settings.gpu_uuids == ("GPU-a", "GPU-a", "GPU-b", "GPU-b")
+
+
+def test_a_node_that_requires_isolation_separates_the_gpus_of_its_jobs() -> None:
+    assert read({}).shown_gpus == "executor"
+    assert read({"EF_ISOLATION": "required"}).shown_gpus == "job"
+    assert read({"EF_ISOLATION": "required", "EF_SHOWN_GPUS": "executor"}).shown_gpus == "executor"
+    assert read({"EF_SHOWN_GPUS": "job"}).shown_gpus == "job"
+
+
 def test_gpus_have_the_type_and_the_least_memory_that_the_driver_reports() -> None:
     gpus = (LocalGpu("0", "H100", 80), LocalGpu("1", "H100", 79))
     settings = read({}, gpus=gpus)

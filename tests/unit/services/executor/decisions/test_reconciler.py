@@ -37,6 +37,7 @@ def test_a_placed_generation_is_started_and_reported_step_by_step() -> None:
         (0, 2, 3, ""),
         (1, 3, 3, ""),
     ]
+    assert [a.shown_gpus for a in assignments] == [(2, 3), (2, 3)], "those of its job on this node"
     node.reports(RendezvousListening(generation=1, port=4000))
     assert node.emitted == [
         events.RendezvousOpened(job_id="a", generation=1, address="10.0.0.1:4000", node_id="node-0")

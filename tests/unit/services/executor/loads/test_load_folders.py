@@ -88,7 +88,7 @@ async def execute(slot: PaddingSlot, load: Load, bus: MemoryBus) -> None:
 
 
 def settings(data_dir: Path, bus: MemoryBus) -> RunnerSettings:
-    async def no_process() -> Any:
+    async def no_process(_: object) -> Any:
         raise AssertionError("a fake runner has no process")
 
     return RunnerSettings(

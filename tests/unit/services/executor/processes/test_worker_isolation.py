@@ -16,6 +16,7 @@ from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation.cgroups import WorkerCgroups
+from elasticflow.shared.runtime.process.local_hardware import LocalGpu
 from elasticflow.shared.runtime.process.settings import Settings
 
 INHERITED = {
@@ -37,16 +38,19 @@ def prepared(
     problem: str = "",
     open_cgroups: Callable[..., object] = no_groups,
     no_filter: str = "",
+    gpus: tuple[LocalGpu, ...] = (),
     **more: str,
 ) -> WorkerIsolation:
     monkeypatch.setattr(worker_isolation, "open_cgroups", open_cgroups)
     monkeypatch.setattr(worker_isolation, "namespaces_problem", lambda: problem)
     monkeypatch.setattr(worker_isolation, "set_readable_by_others", lambda _: None)
     monkeypatch.setattr(worker_isolation, "filter_problem", lambda: no_filter)
-    environment = {"EF_DEVICE": "cpu", "EF_ISOLATION": mode, "EF_DATA_DIR": "/data/dir", "EF_DATA_FOLDERS": "/sets"}
+    device = "cuda" if gpus else "cpu"
+    environment = {"EF_DEVICE": device, "EF_ISOLATION": mode, "EF_DATA_DIR": "/data/dir", "EF_DATA_FOLDERS": "/sets"}
     environment |= more
     settings = Settings.from_environment(environment)
-    return prepare_isolation(settings, ExecutorSettings.from_environment(settings.nats_url, environment))
+    own = ExecutorSettings.from_environment(settings.nats_url, environment, discovered_gpus=lambda _: gpus)
+    return prepare_isolation(settings, own)
 
 
 def test_a_machine_that_cannot_is_refused_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +124,56 @@ def test_a_worker_sees_the_devices_of_its_executors_gpus_only(
     found = worker_isolation._devices(settings)
     assert {name for name in found if name.removeprefix("nvidia").isdigit()} == set(shown)
     assert ("nvidiactl" in found) == bool(files)
+
+
+GPUS = tuple(LocalGpu(str(index), "H100", 80, f"GPU-{index}", index, f"nvidia{7 - index}") for index in range(3))
+
+
+@pytest.mark.parametrize(
+    ("slots", "shown", "shares_memory"),
+    [
+        ((), set[str](), False),
+        ((1,), {"nvidia6"}, False),
+        ((0, 2), {"nvidia7", "nvidia5"}, True),
+    ],
+    ids=["an installer", "one GPU", "two GPUs"],
+)
+def test_a_process_sees_the_gpus_of_its_own_slots_only(
+    slots: tuple[int, ...], shown: set[str], shares_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = prepared(monkeypatch, "required", gpus=GPUS)
+    assert found.separates_gpus
+    isolation = found.of_process(slots)
+    assert isolation is not None
+    assert {name for name in isolation.devices if name.removeprefix("nvidia").isdigit()} == shown
+    assert ("nvidiactl" in isolation.devices) == bool(shown)
+    assert isolation.shares_memory == shares_memory
+    assert "jobs with several GPUs of this node share /dev/shm, with which NCCL connects them" in found.missing
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem", "shown", "gpus"),
+    [
+        ("auto", "", "", GPUS),
+        ("required", "", "executor", GPUS),
+        ("auto", "clone: not permitted", "job", GPUS),
+        ("required", "", "", (*GPUS, GPUS[0]._replace(device_file=""))),
+        ("required", "", "", (*GPUS, GPUS[0]._replace(uuid=""))),
+    ],
+    ids=["by default", "on demand", "no namespaces", "unknown device", "unknown name"],
+)
+def test_else_it_sees_those_of_its_executor(
+    mode: str, problem: str, shown: str, gpus: tuple[LocalGpu, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = prepared(monkeypatch, mode, problem, gpus=gpus, **({"EF_SHOWN_GPUS": shown} if shown else {}))
+    assert not found.separates_gpus
+    assert found.of_process((1,)) == found.isolation
+    if not problem:
+        assert any("see the devices of all GPUs of this node" in each for each in found.missing)
+
+
+def test_an_executor_with_one_gpu_has_nothing_to_separate(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not prepared(monkeypatch, "required", gpus=GPUS[:1]).separates_gpus
 
 
 def test_workers_inherit_named_variables_only() -> None:

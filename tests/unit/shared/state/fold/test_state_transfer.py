@@ -14,6 +14,7 @@ from tests.support.worker_events import (
     crashed,
     finished,
     job,
+    joined,
     lost,
     placed,
     profile_requested,
@@ -302,3 +303,71 @@ def test_switched_workers_have_the_older_spec_and_stop_next() -> None:
     assert (job(history).training, job(history).has_outdated_spec) == (True, True)
     a = job(history.then(placed(3, "node-0:0", "node-1:0")))
     assert (a.previous_generation, {s.generation for s in a.stopping}) == (None, {2})
+
+
+# --- nodes that separate GPUs ---------------------------------------------------------------------------
+
+
+def separated(*names: str) -> History:
+    """Job a trains on these GPUs of nodes whose workers see those only that the job has there."""
+    history = pool(4, 4, stop_free=True)
+    for node_id in ("node-0", "node-1"):
+        join = replace(joined("second", node_id), separates_gpus=True)
+        history = history.then(join)
+    history = history.then(admitted(), placed(1, *names)).started("a", at_s=NOW_S + 12.0)
+    return history.then(progressed(1, 20, checkpoint=10))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        ("node-0:0",),
+        ("node-0:0", "node-0:1", "node-0:2", "node-0:3"),
+        ("node-0:1", "node-0:2"),
+        ("node-0:0", "node-1:0"),
+    ],
+    ids=["fewer", "more", "others", "fewer here"],
+)
+def test_a_worker_that_would_see_other_gpus_stops(after: tuple[str, ...]) -> None:
+    history = separated("node-0:0", "node-0:1").then(placed(2, *after))
+    assert stops(history)
+    assert job(history).shown_gpus == tuple(sorted(gpus(*after)))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        ("node-0:0", "node-0:1", "node-1:0"),
+        ("node-1:0", "node-1:1"),
+        ("node-0:1", "node-0:0"),
+    ],
+    ids=["another node joins", "it leaves the node", "other ranks"],
+)
+def test_workers_that_see_the_same_gpus_switch(after: tuple[str, ...]) -> None:
+    before = ("node-0:0", "node-0:1")
+    a = job(separated(*before).then(placed(2, *after)))
+    assert a.is_switching
+    assert a.shown_gpus == tuple(sorted({*gpus(*before), *gpus(*after)}))
+
+
+def test_workers_that_have_not_left_yet_still_see_what_they_have_seen() -> None:
+    leaving = separated("node-0:0", "node-0:1").then(placed(2, "node-1:0"))
+    assert job(leaving).is_switching
+    leaving = leaving.then(crashed(2, node="node-1"))
+    assert job(History(leaving.state).then(placed(3, "node-0:0", "node-0:1"))).is_switching
+    assert not job(leaving.then(placed(3, "node-0:0"))).is_switching
+
+
+def test_survivors_whose_job_keeps_all_gpus_reserved_go_on() -> None:
+    def share(num_gpus: int) -> events.AllocationDecided:
+        return events.AllocationDecided(num_gpus_by_job={"a": num_gpus}, valid_until_s=None, at_s=NOW_S)
+
+    history = separated("node-0:0", "node-0:1").then(share(2))
+    history = history.then(crashed(1, rank=1), placed(2, "node-0:0"))
+    a = job(history)
+    assert (a.is_switching, a.reserved_gpus) == (True, gpus("node-0:0", "node-0:1"))
+    assert a.shown_gpus == gpus("node-0:0", "node-0:1")
+    back = History(history.state).started("a", at_s=NOW_S + 14.0).then(placed(3, "node-0:0", "node-0:1"))
+    assert job(back).is_switching
+    smaller = history.started("a", at_s=NOW_S + 14.0).then(share(1), placed(3, "node-0:0"))
+    assert not job(smaller).is_switching, "the other one may belong to another job"
