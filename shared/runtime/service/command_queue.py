@@ -6,6 +6,7 @@ position in the queue, so the folded state tells such a repeat from a command th
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -21,6 +22,7 @@ from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue
 from elasticflow.shared.runtime.bus.streams import state_bucket
 from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
+from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.state.pool import PoolState
@@ -180,6 +182,7 @@ class CommandQueue:
         self._folded, self._is_fit = folded, is_fit
         self._clock, self._log, self._metrics = context.clock, context.log, context.metrics
         self._on_news = on_news
+        self._refusals = RefusalLog(context.log)
         self._answers = AnswerSender(context.bus, context.pool, context.log)
         self._attempts = Attempts(context.bus, context.pool)
         self._pending: list[Pending] = []
@@ -191,9 +194,12 @@ class CommandQueue:
 
     async def run(self) -> None:
         """Pull, and keep what was pulled, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pull(), name="pull")
-            tasks.create_task(self._hold(), name="hold")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pull(), name="pull")
+                tasks.create_task(self._hold(), name="hold")
+        finally:
+            self._refusals.write_counts(math.inf)
 
     async def _pull(self) -> None:
         """Unreadable messages are dead-lettered here."""
@@ -220,6 +226,7 @@ class CommandQueue:
         """While this replica runs and may decide, the broker delivers no command that waits here to another replica."""
         while True:
             await self._clock.sleep_until(self._clock.now_s() + HOLD_S)
+            self._refusals.write_counts(self._clock.now_s())
             if self._is_fit():
                 for pending in self._pending:
                     await pending.item.in_progress()
@@ -406,7 +413,7 @@ class CommandQueue:
     async def _refuse(self, item: WorkItem, problem: str) -> None:
         """Reply to the sender, and keep nothing."""
         self._metrics.refused_total.inc()
-        self._log.warning("CommandRefused", subject=item.subject, sequence=item.sequence, problem=problem)
+        self._note_refusal("CommandRefused", item, problem=problem)
         with contextlib.suppress(Retry):  # it comes again
             await self._reply(item, (problem,))
             await item.term()
@@ -414,7 +421,7 @@ class CommandQueue:
     async def dead_letter(self, item: WorkItem, *problems: str) -> None:
         """Store the bytes on the dead-letter subject with the reason, and reply to the sender."""
         self._metrics.refused_total.inc()
-        self._log.warning("MessageRejected", subject=item.subject, sequence=item.sequence, problems=problems)
+        self._note_refusal("MessageRejected", item, problems=problems)
         headers = dead_letter_headers(item.subject, problems)
         try:
             await self._bus.append(
@@ -426,7 +433,11 @@ class CommandQueue:
             await self._reply(item, problems)
             await item.term()
         except Retry as error:  # it stays in the queue and comes again
-            self._log.warning("refusal postponed", sequence=item.sequence, error=str(error))
+            self._note_refusal("refusal postponed", item, error=str(error))
+
+    def _note_refusal(self, kind: str, item: WorkItem, **why: Any) -> None:
+        tenant, now_s = subjects.sender(item.subject), self._clock.now_s()
+        self._refusals.write(kind, tenant, now_s, subject=item.subject, sequence=item.sequence, **why)
 
     async def _reply(self, item: WorkItem, problems: tuple[str, ...]) -> None:
         refusal = MessageRejected(problems=tuple(problem[:2000] for problem in problems[:50]))

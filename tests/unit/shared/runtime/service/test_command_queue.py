@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from elasticflow.shared.runtime.service.command_queue import (
 )
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import History, submit
 from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
@@ -324,6 +326,41 @@ async def test_what_is_beyond_the_budget_is_refused_unread(monkeypatch: pytest.M
             async with refused("lab", sent, "_INBOX.lab") as found:
                 assert found.answered[0] == "_INBOX.lab"
                 assert found.dead_letters == [], "nor kept"
+
+
+async def test_a_flood_of_refused_commands_is_one_line_for_each_tenant_and_kind() -> None:
+    """Of those that are dead-lettered, too. The others are counted when the minute or the service ends."""
+    lines: list[tuple[str, dict[str, Any]]] = []
+
+    class Log(SilentLog):
+        def warning(self, event: str, **keys: Any) -> None:
+            lines.append((event, keys))
+
+    clock = VirtualClock()
+    bus = MemoryBus(clock=clock)
+    await bus.ensure_pool("p")
+    for number in range(50):
+        for tenant in ("loud", "quiet")[: 1 + (number == 40)]:
+            await bus.append(subjects.submit(tenant, "p"), b"junk", message_id=f"{tenant}-{number}")
+    settled: list[int] = []
+    all_settled = asyncio.Event()
+
+    def on_settle(_: object) -> None:
+        settled.append(1)
+        if len(settled) == 51:
+            all_settled.set()
+
+    bus.broker.stream(streams.submit_stream("p")).on_settle = on_settle
+    context = service_context(bus, "p", clock, log=Log())
+    running = asyncio.create_task(CommandQueue(context, "admission", lambda: None, PoolState).run())
+    await all_settled.wait()
+    assert [(event, keys["subject"]) for event, keys in lines] == [
+        ("MessageRejected", subjects.submit("loud", "p")),
+        ("MessageRejected", subjects.submit("quiet", "p")),
+    ]
+    running.cancel()
+    await asyncio.wait({running})
+    assert [(event, keys["number"]) for event, keys in lines[2:]] == [("RefusalsCounted", 49)]
 
 
 async def test_a_flood_cannot_be_billed_to_another_tenant() -> None:

@@ -1,0 +1,45 @@
+"""The log of refusals: a sender of thousands fills neither the disk nor the eyes of the operator."""
+
+from dataclasses import dataclass
+from typing import Any
+
+COUNTED_S = 60.0
+MAX_AT_ONCE = 100  # senders and kinds that are counted apart; a flood may come under many names
+
+
+@dataclass(slots=True)
+class _Counted:
+    """number: further refusals since the one that was written in full."""
+
+    since_s: float
+    number: int = 0
+
+
+class RefusalLog:
+    """Writes the first refusal of a kind and tenant in a minute in full, and then how many followed."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._counted: dict[tuple[str, str], _Counted] = {}  # by kind and tenant, the oldest first
+
+    def write(self, kind: str, tenant: str, now_s: float, **keys: Any) -> None:
+        """keys: of the full line."""
+        self.write_counts(now_s)
+        key = (kind, tenant)
+        if key not in self._counted and len(self._counted) >= MAX_AT_ONCE:
+            key = (kind, "")
+        elif key not in self._counted:
+            self._counted[key] = _Counted(now_s)
+            self._log.warning(kind, **keys)
+            return
+        self._counted.setdefault(key, _Counted(now_s)).number += 1
+
+    def write_counts(self, now_s: float) -> None:
+        """How many were not written in full, of each minute that has passed."""
+        for (kind, tenant), counted in tuple(self._counted.items()):
+            if 0.0 <= now_s - counted.since_s < COUNTED_S:  # else it has passed, or the clock was set
+                break
+            del self._counted[kind, tenant]
+            if counted.number:
+                since_s = round(counted.since_s, 3)
+                self._log.warning("RefusalsCounted", kind=kind, tenant=tenant, number=counted.number, since_s=since_s)
