@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from elasticflow.client.command_requests import CommandRequests, Package, fresh_message_id
 from elasticflow.client.load_results import ResultWindow, result_folder
@@ -42,13 +42,21 @@ from elasticflow.shared.runtime.bus.load_lease import (
 from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
-from elasticflow.shared.state.load import LoadPhase
+from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.times import Duration
 
 REPLY_TIMEOUT_S = 30.0
 DELETE_EVERY_S = 1.0
 FINISH_TIMEOUT_S = 10.0
 RETRY_S = 0.5  # between two attempts to store a bundle: the stream is full, or no server is there
+
+
+class OpenedLoad(NamedTuple):
+    """A load that this client feeds. client_id: of its lease."""
+
+    load_id: str
+    bus_name: str
+    client_id: str
 
 
 class LoadRequests(CommandRequests):
@@ -58,7 +66,7 @@ class LoadRequests(CommandRequests):
         self, spec: LoadSpec, *, load_id: str, code: Package | None = None, timeout: Duration = REPLY_TIMEOUT_S
     ) -> LoadOpened | LoadRejected | LoadCancelled:
         """Open a load with its code. Raises InvalidJob, Undecided."""
-        command = OpenLoad(load_id=load_id, tenant=self.tenant, spec=spec)
+        command = OpenLoad(load_id=load_id, tenant=self.tenant, spec=spec, by_identity=True)
         return await self._reply_to(command, (LoadOpened, LoadRejected, LoadCancelled), timeout, code=code)
 
     async def seal_load(
@@ -79,11 +87,15 @@ class LoadRequests(CommandRequests):
         """Where the large results of this load are; None if the pool's data folder is unknown. Raises NotThere."""
         if (data_dir := self.endpoint.data_dir) is None:
             return None
+        return result_folder(data_dir, await self._load(load_id))
+
+    async def _load(self, load_id: str) -> Load:
+        """Raises NotThere."""
         loads = (await with_retry(self.state)).loads
         load = loads.get(load_id)
         if load is None:
             raise unknown_load(load_id, self._pool, loads)
-        return result_folder(data_dir, load)
+        return load
 
     async def results_of(
         self,
@@ -100,13 +112,13 @@ class LoadRequests(CommandRequests):
         The load is cancelled if the caller stops before the last result. Raises LoadNotOpened, LoadWasCancelled,
         InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
-        client_id = await self._open(spec, load_id, code)
+        opened = await self._open(spec, load_id, code)
         feed, window = TaskFeed(inputs, spec.task_s, max_bundle_tasks), ResultWindow()
-        results = self._bus.results(self._pool, load_id)
-        feeding = asyncio.create_task(self._feed(load_id, client_id, feed, window), name=f"tasks of {load_id}")
+        results = self._bus.results(self._pool, opened.bus_name)
+        feeding = asyncio.create_task(self._feed(opened, feed, window), name=f"tasks of {load_id}")
         following = asyncio.create_task(self._cancelled(load_id, window), name=f"end of {load_id}")
-        deleting = asyncio.create_task(self._delete_read_results(load_id, window), name=f"read results of {load_id}")
-        holding = asyncio.create_task(self._hold_lease(load_id, client_id), name=f"lease of {load_id}")
+        deleting = asyncio.create_task(self._delete_read_results(opened, window), name=f"read results of {load_id}")
+        holding = asyncio.create_task(self._hold_lease(opened), name=f"lease of {load_id}")
         waiting = asyncio.ensure_future(anext(results))
         is_complete = False
         try:
@@ -128,10 +140,10 @@ class LoadRequests(CommandRequests):
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)
-            await self._close(load_id, is_complete=is_complete)
+            await self._close(opened, is_complete=is_complete)
 
-    async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> str:
-        """The id under which this client alone holds the lease.
+    async def _open(self, spec: LoadSpec, load_id: str, code: Package | None) -> OpenedLoad:
+        """A load of which this client alone holds the lease.
 
         Raises KeysUnusable, as one stream has the tasks of all tenants; LoadNotOpened, also for a load that another
         client has used: it may have deleted results.
@@ -145,28 +157,28 @@ class LoadRequests(CommandRequests):
             was = "cancelled" if isinstance(opened, LoadCancelled) else "used"
             raise LoadNotOpened(load_id, f"a load of this name was {was} before: choose another one")
         client_id = fresh_id()
-        if not await with_retry(take_load_lease, self._bus, self._pool, load_id, client_id):
+        if not await with_retry(take_load_lease, self._bus, self._pool, load.bus_name, client_id):
             raise LoadNotOpened(load_id, "another client feeds a load of this name: choose another one")
-        return client_id
+        return OpenedLoad(load_id, load.bus_name, client_id)
 
-    async def _hold_lease(self, load_id: str, client_id: str) -> None:
+    async def _hold_lease(self, opened: OpenedLoad) -> None:
         """Renew the lease until this is cancelled, then release it."""
         try:
             while True:
                 with contextlib.suppress(ElasticFlowError):  # the lease outlasts several attempts
-                    await renew_load_lease(self._bus, self._pool, load_id, client_id)
+                    await renew_load_lease(self._bus, self._pool, opened.bus_name, opened.client_id)
                 await asyncio.sleep(RENEW_EVERY_S)
         finally:
             with contextlib.suppress(ElasticFlowError):  # it expires
-                await release_load_lease(self._bus, self._pool, load_id)
+                await release_load_lease(self._bus, self._pool, opened.bus_name)
 
-    async def _delete_read_results(self, load_id: str, window: ResultWindow) -> None:
+    async def _delete_read_results(self, opened: OpenedLoad, window: ResultWindow) -> None:
         """Delete what was read and counted, now and then, until cancelled."""
         while True:
             await asyncio.sleep(DELETE_EVERY_S)
             if (up_to := window.deletable()) is not None:
                 with contextlib.suppress(ElasticFlowError):  # the next attempt deletes it
-                    await self._bus.delete_results(self._pool, load_id, up_to=up_to)
+                    await self._bus.delete_results(self._pool, opened.bus_name, up_to=up_to)
                     window.deleted(up_to)
 
     async def _cancelled(self, load_id: str, window: ResultWindow) -> str:
@@ -181,18 +193,19 @@ class LoadRequests(CommandRequests):
                 window.counted_to = max(window.counted_to, load.counted_to)
         raise AssertionError("the ledger is followed for ever")
 
-    async def _close(self, load_id: str, *, is_complete: bool) -> None:
+    async def _close(self, opened: OpenedLoad, *, is_complete: bool) -> None:
         """Cancel the load, unless it is complete: then delete its results once the ledger has its end.
 
         The monitor counts the results for that end. If it is away, it reports the end and deletes them later.
         """
+        load_id = opened.load_id
         if not is_complete:
             return await self._abandon(load_id)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FINISH_TIMEOUT_S), contextlib.aclosing(self.states()) as states:
                 async for state in states:
                     if load_id not in state.loads or not state.loads[load_id].live:
-                        return await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
+                        return await with_retry(self._bus.delete_load, self._pool, opened.bus_name, with_results=True)
         return None
 
     async def _abandon(self, load_id: str) -> None:
@@ -200,14 +213,14 @@ class LoadRequests(CommandRequests):
         command = CancelLoad(load_id=load_id, tenant=self.tenant, reason="its client stopped")
         await self._publish(command, fresh_message_id(command))
 
-    async def _feed(self, load_id: str, client_id: str, feed: TaskFeed, window: ResultWindow) -> int:
+    async def _feed(self, opened: OpenedLoad, feed: TaskFeed, window: ResultWindow) -> int:
         """Store all tasks that the window takes, then seal the load. Returns their number.
 
         Raises what the inputs raise.
         """
-        num_tasks = 0
+        num_tasks, load_id = 0, opened.load_id
         while (bundle := await feed.next_bundle(await window.feedable(num_tasks))) is not None:
-            await self._store(load_id, bundle, f"tasks-{load_id}-{client_id}-{bundle.tasks[0][0]}")
+            await self._store(opened.bus_name, bundle, f"tasks-{load_id}-{opened.client_id}-{bundle.tasks[0][0]}")
             num_tasks += len(bundle.tasks)
         sealed = await self._seal(load_id, num_tasks)
         if isinstance(sealed, SealRejected):
@@ -221,12 +234,12 @@ class LoadRequests(CommandRequests):
                 return await self.seal_load(load_id, num_tasks)
             await asyncio.sleep(RETRY_S)
 
-    async def _store(self, load_id: str, bundle: TaskBundle, message_id: str) -> None:
+    async def _store(self, bus_name: str, bundle: TaskBundle, message_id: str) -> None:
         """However long it takes."""
         data = encode_bundle(bundle)
         while True:
             with contextlib.suppress(StorageFull, Unavailable, MaybeStored):
-                await self._bus.append(subjects.tasks(self._pool, load_id), data, message_id=message_id)
+                await self._bus.append(subjects.tasks(self._pool, bus_name), data, message_id=message_id)
                 return
             await asyncio.sleep(RETRY_S)
 
@@ -257,12 +270,12 @@ class DetachedLoads(LoadRequests):
         Waits for the sizes of the first results if there are many inputs. The load is cancelled if the caller stops
         earlier. Raises LoadNotOpened, LoadWasCancelled, InvalidJob, Undecided, TooLarge, and what the inputs raise.
         """
-        client_id = await self._open(spec, load_id, code)
+        opened = await self._open(spec, load_id, code)
         feed, window = TaskFeed(inputs, spec.task_s), ResultWindow(keeps_results=True)
-        feeding = asyncio.create_task(self._feed(load_id, client_id, feed, window), name=f"tasks of {load_id}")
+        feeding = asyncio.create_task(self._feed(opened, feed, window), name=f"tasks of {load_id}")
         following = asyncio.create_task(self._cancelled(load_id, window), name=f"end of {load_id}")
-        measuring = asyncio.create_task(self._measure(load_id, feed, window), name=f"results of {load_id}")
-        holding = asyncio.create_task(self._hold_lease(load_id, client_id), name=f"lease of {load_id}")
+        measuring = asyncio.create_task(self._measure(opened, feed, window), name=f"results of {load_id}")
+        holding = asyncio.create_task(self._hold_lease(opened), name=f"lease of {load_id}")
         is_sent = False
         try:
             await asyncio.wait({feeding, following, measuring}, return_when=asyncio.FIRST_COMPLETED)
@@ -285,13 +298,14 @@ class DetachedLoads(LoadRequests):
         Raises NotThere, also if the client that opened it still runs, LoadWasCancelled, KeysUnusable.
         """
         self.require_operator()
-        if await with_retry(has_load_lease, self._bus, self._pool, load_id):
+        bus_name = (await self._load(load_id)).bus_name
+        if await with_retry(has_load_lease, self._bus, self._pool, bus_name):
             raise NotThere(
                 "load_in_use",
                 f"the client that opened the padding load {load_id!r} still runs and receives its results: take them "
                 "there, or try again after it has ended, two minutes later if it was killed",
             )
-        window, results = ResultWindow(keeps_results=True), self._bus.results(self._pool, load_id)
+        window, results = ResultWindow(keeps_results=True), self._bus.results(self._pool, bus_name)
         finishing = asyncio.create_task(self._finished(load_id), name=f"end of {load_id}")
         waiting = asyncio.ensure_future(anext(results))
         try:
@@ -313,12 +327,14 @@ class DetachedLoads(LoadRequests):
     async def delete_stored_results(self, load_id: str) -> None:
         """Delete the results of a load that has ended, with the files of large ones. A repeat has no effect.
 
-        The files of a load that the ledger has forgotten are left to the executors, which delete what is old.
+        Those of a load that the ledger has forgotten are left to the monitor and the executors, which delete what is
+        old; on the bus, those of an older client's load are deleted.
         """
-        folder: Path | None = None
+        folder, bus_name = None, load_id
         with contextlib.suppress(NotThere):
+            bus_name = (await self._load(load_id)).bus_name
             folder = await self.result_folder(load_id)
-        await with_retry(self._bus.delete_load, self._pool, load_id, with_results=True)
+        await with_retry(self._bus.delete_load, self._pool, bus_name, with_results=True)
         if folder is not None:
             delete_folder(folder)
 
@@ -335,9 +351,9 @@ class DetachedLoads(LoadRequests):
                     return load.num_tasks
         raise AssertionError("the ledger is followed for ever")
 
-    async def _measure(self, load_id: str, feed: TaskFeed, window: ResultWindow) -> int:
+    async def _measure(self, opened: OpenedLoad, feed: TaskFeed, window: ResultWindow) -> int:
         """Read results for their sizes and times, without end."""
-        async with contextlib.aclosing(self._bus.results(self._pool, load_id)) as batches:  # pyright: ignore[reportArgumentType]
+        async with contextlib.aclosing(self._bus.results(self._pool, opened.bus_name)) as batches:  # pyright: ignore[reportArgumentType]
             async for batch in batches:
                 for record in batch:
                     for result in window.read(record):

@@ -48,7 +48,12 @@ def open_load(session: AdmissionSession, command: OpenLoad) -> AdmissionSession:
     if (highest_useful_share(cost) if share is None else share) <= state.config.padding_price_ratio:
         return _rejected_share(session, command, share, windows_s)
     opened = LoadOpened(
-        load_id=command.load_id, tenant=command.tenant, spec=spec, useful_share=share, at_s=session.now_s
+        load_id=command.load_id,
+        tenant=command.tenant,
+        spec=spec,
+        useful_share=share,
+        at_s=session.now_s,
+        by_identity=command.by_identity,
     )
     return session.with_event(opened)
 

@@ -14,7 +14,7 @@ from elasticflow.shared.runtime.bus.load_lease import LEASE_S, has_load_lease
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process
-from elasticflow.shared.state.load import Load, LoadPhase
+from elasticflow.shared.state.load import Load, LoadPhase, load_id_on_bus
 
 NOTE_EVERY_S = 0.2  # each note is a decision of the monitor
 RETRY_S = 5.0
@@ -29,9 +29,9 @@ class LoadResults:
     def __init__(self, process: Process, host: Host[MonitorState]) -> None:
         self._bus, self._pool, self._clock, self._log = process.bus, process.settings.pool, process.clock, process.log
         self._host = host
-        self._counted: dict[str, IndexSet] = {}  # by load, also of those that the ledger does not have yet
+        self._counted: dict[str, IndexSet] = {}  # by name on the bus, also of loads that the ledger does not have yet
         self._sequence = 0  # of the last result that is counted
-        self._delete_at_s: dict[str, tuple[float, ...]] = {}  # by load, also of those that are live
+        self._delete_at_s: dict[str, tuple[float, ...]] = {}  # by the same name, also of those that are live
 
     async def run(self) -> None:
         """Count and delete results until cancelled."""
@@ -45,7 +45,7 @@ class LoadResults:
     async def _count_all(self) -> None:
         """Count results, starting from the last ones that the ledger counts."""
         live = self._live()
-        self._counted = {load.load_id: IndexSet(load.counted) for load in live}
+        self._counted = {load.bus_name: IndexSet(load.counted) for load in live}
         self._sequence = min((load.counted_to for load in live), default=0)
         while True:
             try:
@@ -62,15 +62,18 @@ class LoadResults:
         touched = set[str]()
         for record in batch:
             if (tasks := subjects.tasks_of_results(record.subject)) is not None:
-                load_id, first, last = tasks
-                self._counted.setdefault(load_id, IndexSet()).add(first, last)
-                touched.add(load_id)
+                name, first, last = tasks
+                self._counted.setdefault(name, IndexSet()).add(first, last)
+                touched.add(name)
         self._sequence = batch[-1].sequence
         self._note(touched)
 
-    def _note(self, load_ids: Iterable[str]) -> None:
-        for load_id in sorted(load_ids):
-            counted, load = self._counted[load_id], self._host.folded.loads.get(load_id)
+    def _note(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            counted, load_id = self._counted[name], load_id_on_bus(name)
+            load = self._host.folded.loads.get(load_id)
+            if name != (load_id if load is None else load.bus_name):
+                continue  # of an earlier load of this id, whose results may still be stored; or not in the ledger yet
             for first, last in load.counted if load is not None else ():
                 counted.add(first, last)  # another monitor may have counted what its client has deleted
             note = ResultsCounted(
@@ -82,7 +85,8 @@ class LoadResults:
 
     async def _delete_all(self) -> None:
         now_s = self._clock.now_s()  # loads may have ended while no monitor ran
-        self._delete_at_s = dict.fromkeys(self._host.folded.loads, (now_s, now_s + KEEP_RESULTS_S))
+        names = (load.bus_name for load in self._host.folded.loads.values())
+        self._delete_at_s = dict.fromkeys(names, (now_s, now_s + KEEP_RESULTS_S))
         while True:
             try:
                 await self._delete()
@@ -92,23 +96,23 @@ class LoadResults:
 
     async def _delete(self) -> None:
         """The tasks of loads that have ended; the results at once if the load was cancelled, else at last."""
-        loads, now_s = self._host.folded.loads, self._clock.now_s()
-        live = {load.load_id for load in self._live()}
+        loads = {load.bus_name: load for load in self._host.folded.loads.values()}
+        live, now_s = {load.bus_name for load in self._live()}, self._clock.now_s()
         self._note(live.intersection(self._counted))  # again: the fold may not have known the load
         self._delete_at_s |= dict.fromkeys(live, (now_s, now_s + DELETE_AGAIN_S, now_s + KEEP_RESULTS_S))
-        for load_id in sorted(set(self._delete_at_s).difference(live)):
-            first_s, *later_s = self._delete_at_s[load_id]
+        for name in sorted(set(self._delete_at_s).difference(live)):
+            first_s, *later_s = self._delete_at_s[name]
             if now_s < first_s:
                 continue
-            load = loads.get(load_id)
-            if not later_s and await has_load_lease(self._bus, self._pool, load_id):
+            load = loads.get(name)
+            if not later_s and await has_load_lease(self._bus, self._pool, name):
                 continue  # its client still reads
             is_unwanted = load is None or load.phase is LoadPhase.CANCELLED or not later_s
-            await self._bus.delete_load(self._pool, load_id, with_results=is_unwanted)
-            self._delete_at_s[load_id] = tuple(later_s)
+            await self._bus.delete_load(self._pool, name, with_results=is_unwanted)
+            self._delete_at_s[name] = tuple(later_s)
             if not later_s:
-                del self._delete_at_s[load_id]
-                self._counted.pop(load_id, None)
+                del self._delete_at_s[name]
+                self._counted.pop(name, None)
 
     def _live(self) -> list[Load]:
         return [load for load in self._host.folded.loads.values() if load.live]
@@ -144,7 +148,7 @@ class AbandonedLoads:
         loads, now_s = self._host.folded.loads, self._clock.now_s()
         is_open = {load.load_id: load for load in loads.values() if load.phase is LoadPhase.OPEN}
         for load_id, load in sorted(is_open.items()):
-            if await self._has_lease(load_id):
+            if await self._has_lease(load.bus_name):
                 self._missing_since_s.pop(load_id, None)
             elif now_s - self._missing_since_s.setdefault(load_id, now_s) >= ABANDONED_S:
                 await self._cancel(load, now_s)
@@ -152,9 +156,9 @@ class AbandonedLoads:
         for load_id in set(self._missing_since_s).difference(is_open):
             del self._missing_since_s[load_id]
 
-    async def _has_lease(self, load_id: str) -> bool:
+    async def _has_lease(self, name: str) -> bool:
         try:
-            return await has_load_lease(self._bus, self._pool, load_id)
+            return await has_load_lease(self._bus, self._pool, name)
         except ElasticFlowError:
             self._missing_since_s.clear()  # clients could not renew their leases either
             raise

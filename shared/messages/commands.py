@@ -4,7 +4,9 @@ Admission may reject a command. A command may arrive twice or late.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
+
+from pydantic import Strict
 
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
@@ -143,12 +145,14 @@ class OpenLoad:
     """Execute the tasks of this padding load on idle GPUs: `LoadOpened`, or `LoadRejected`.
 
     The tasks follow on their own stream. Opening the same spec under the same load_id again has no effect.
+    by_identity: as in `LoadOpened`.
     """
 
     VERSION: ClassVar[int] = 1
     load_id: Token
     tenant: Token
     spec: LoadSpec
+    by_identity: Annotated[bool, Strict()] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ PLAN = "plan"
 # As NATS clients name the subjects on which they await replies, and as a server names those of another account.
 _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+|_R_(\.[A-Za-z0-9_-]+)+")
 _RESULTS = re.compile(
-    r"ef\.results\.[A-Za-z0-9_-]+\.(?P<load_id>[A-Za-z0-9_-]+)\.(?P<first>[0-9]{1,13})-(?P<last>[0-9]{1,13})"
+    r"ef\.results\.[A-Za-z0-9_-]+\.(?P<load>[A-Za-z0-9_=-]+)\.(?P<first>[0-9]{1,13})-(?P<last>[0-9]{1,13})"
 )
 _MAX_INBOX_LENGTH = 256  # a server closes the connection of a client that publishes on a subject of thousands
 
@@ -82,27 +82,27 @@ def every_node(pool: str) -> str:
     return f"ef.telemetry.{pool}.*"
 
 
-def tasks(pool: str, load_id: str) -> str:
-    """Bundles of a padding load: a work queue, shared by the executors."""
-    return f"ef.tasks.{pool}.{load_id}"
+def tasks(pool: str, load: str) -> str:
+    """Bundles of a padding load: a work queue, shared by the executors. load: its `Load.bus_name`."""
+    return f"ef.tasks.{pool}.{load}"
 
 
-def results(pool: str, load_id: str, first: int, last: int) -> str:
+def results(pool: str, load: str, first: int, last: int) -> str:
     """The results of consecutive tasks of a padding load, both ends included. The first result of each task counts."""
-    return f"ef.results.{pool}.{load_id}.{first}-{last}"
+    return f"ef.results.{pool}.{load}.{first}-{last}"
 
 
-def every_result(pool: str, load_id: str = "*") -> str:
+def every_result(pool: str, load: str = "*") -> str:
     """The results of one padding load, or of all."""
-    return f"ef.results.{pool}.{load_id}.*"
+    return f"ef.results.{pool}.{load}.*"
 
 
 def tasks_of_results(subject: str) -> tuple[str, int, int] | None:
-    """The load, and the first and the last task whose results are stored on this subject; None on any other."""
+    """The load's name, and the first and the last task whose results are stored on this subject; None on any other."""
     found = _RESULTS.fullmatch(subject)
     if found is None or int(found["first"]) > int(found["last"]):
         return None
-    return found["load_id"], int(found["first"]), int(found["last"])
+    return found["load"], int(found["first"]), int(found["last"])
 
 
 def dead_letter(pool: str, service: str) -> str:

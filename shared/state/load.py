@@ -19,8 +19,8 @@ class LoadPhase(StrEnum):
 class Load:
     """One padding load, from its opening on. num_tasks: None until it is sealed. num_results: as last reported.
 
-    identity: as of a job, see `identity_of`. counted: the tasks whose results were counted, up to the sequence
-    counted_to of the result stream.
+    identity: as of a job, see `identity_of`. by_identity: as in `LoadOpened`.
+    counted: the tasks whose results were counted, up to the sequence counted_to of the result stream.
     """
 
     load_id: str
@@ -30,6 +30,7 @@ class Load:
     phase: LoadPhase
     useful_share: float | None
     opened_at_s: float
+    by_identity: bool = False
     num_tasks: int | None = None
     num_results: int = 0
     counted: Ranges = ()
@@ -47,6 +48,16 @@ class Load:
     def folder_name(self) -> str:
         """Of its folders: a later load of this id, maybe of another tenant, has others (docs/adr/0102)."""
         return f"{self.load_id}.{self.identity}"
+
+    @property
+    def bus_name(self) -> str:
+        """Of its tasks, results and lease on the bus: a later load of this id has others. No id has such a sign."""
+        return f"{self.load_id}={self.identity}" if self.by_identity else self.load_id
+
+
+def load_id_on_bus(name: str) -> str:
+    """The id of the load that has this `bus_name`."""
+    return name.partition("=")[0]
 
 
 def load_id_of(folder_name: str) -> str:

@@ -13,8 +13,8 @@ from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches, Bus, Wor
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from tests.support.shared_pool import POOL, Connect, add_result, next_of, stored_results
 
-LOAD = "load-1"
-OTHER = "load-2"
+LOAD = "load-1=0123456789abcdef"  # the names of two loads of one id
+OTHER = "load-1=fedcba9876543210"
 
 
 async def add_bundles(bus: Bus, load_id: str, count: int) -> list[bytes]:

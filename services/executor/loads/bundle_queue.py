@@ -60,7 +60,7 @@ class BundleQueue:
             while True:
                 await self._wanted.wait()
                 try:
-                    queue = queue or await self._bus.tasks(self._pool, self.load.load_id)
+                    queue = queue or await self._bus.tasks(self._pool, self.load.bus_name)
                     await self._pull(queue)
                 except ElasticFlowError as error:  # also a pool without these streams
                     self._log.warning("no bundles", load_id=self.load.load_id, error=str(error))
@@ -175,9 +175,9 @@ class BundleSettlement:
             await self._pulled.item.ack()
 
     async def _store(self, results: Sequence[TaskResult]) -> None:
-        load_id = self._pulled.load.load_id
+        load = self._pulled.load.bus_name
         for batch in split_into_batches(results):
-            subject = subjects.results(self._pool, load_id, batch.first, batch.last)
+            subject = subjects.results(self._pool, load, batch.first, batch.last)
             await self._bus.append(subject, encode_results(batch), message_id=fresh_id())
 
     async def _try_again(self, failure: TaskResult) -> None:
@@ -192,5 +192,5 @@ class BundleSettlement:
 
     async def _append_again(self, indices: Sequence[int], num_failures: int) -> None:
         bundle = TaskBundle(tasks=tuple((index, self._inputs[index]) for index in indices), num_failures=num_failures)
-        tasks = subjects.tasks(self._pool, self._pulled.load.load_id)
+        tasks = subjects.tasks(self._pool, self._pulled.load.bus_name)
         await self._bus.append(tasks, encode_bundle(bundle), message_id=fresh_id())

@@ -1,7 +1,9 @@
 """Padding loads. The ledger has loads and their progress, never single tasks."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Strict
 
 from elasticflow.shared.messages.limits import (
     Fraction,
@@ -23,6 +25,8 @@ class LoadOpened:
     """Executors may execute tasks of this load. From admission.
 
     useful_share: predicted from the idle windows of the pool; None: it has had none yet.
+    by_identity: its tasks and results are on subjects of this opening alone, as `Load.bus_name` names them. False of
+    older clients, and of those that know the load_id only.
     """
 
     VERSION: ClassVar[int] = 1
@@ -31,6 +35,7 @@ class LoadOpened:
     spec: LoadSpec
     useful_share: Fraction | None = None
     at_s: TimeS
+    by_identity: Annotated[bool, Strict()] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,14 +224,14 @@ class Bus(Protocol):
 
     # -- padding loads
 
-    async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
-        """The bundles on `subjects.tasks`, shared by all executors; `append` adds one.
+    async def tasks(self, pool: str, load: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
+        """The bundles on `subjects.tasks`, shared by all executors; `append` adds one. load: a `Load.bus_name`.
 
         Raises UnknownStream, Unavailable.
         """
         ...
 
-    def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
+    def results(self, pool: str, load: str, *, after_sequence: int = 0) -> Batches:
         """What `append` stored on `subjects.results`, in that order and without end; batches as those of `follow`.
 
         Sequences have gaps: other loads' results lie between. Waits while no server is reachable.
@@ -243,17 +243,17 @@ class Bus(Protocol):
         """The results of all loads as records without data, else like `results`: their subjects name the tasks."""
         ...
 
-    async def delete_results(self, pool: str, load_id: str, *, up_to: int) -> None:
+    async def delete_results(self, pool: str, load: str, *, up_to: int) -> None:
         """Delete the results of a load up to a sequence, included. A repeat has no effect.
 
         Raises UnknownStream, Unavailable.
         """
         ...
 
-    async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
+    async def delete_load(self, pool: str, load: str, *, with_results: bool) -> None:
         """Forget the waiting tasks, who has which, and with with_results the results. A repeat has no effect.
 
-        Executors close their queues first. Do not use the load_id again: the server may know its message ids.
+        Executors close their queues first. load is never used again: the server may know its message ids.
         Raises UnknownStream, Unavailable.
         """
         ...

@@ -16,30 +16,30 @@ _RELEASED = b""
 RENEW_EVERY_S = 30.0
 
 
-async def take_load_lease(bus: Bus, pool: str, load_id: str, client_id: str) -> bool:
+async def take_load_lease(bus: Bus, pool: str, load: str, client_id: str) -> bool:
     """False if another client has it. A repeat has no effect. Raises MaybeStored, Unavailable, StorageFull."""
     with contextlib.suppress(WrongExpectedSequence):
-        await bus.put_value(state_bucket(pool), _key(load_id), client_id.encode(), expected_revision=0, ttl_s=LEASE_S)
+        await bus.put_value(state_bucket(pool), _key(load), client_id.encode(), expected_revision=0, ttl_s=LEASE_S)
         return True
-    held = await bus.get_value(state_bucket(pool), _key(load_id))
+    held = await bus.get_value(state_bucket(pool), _key(load))
     return held is not None and held.data == client_id.encode()
 
 
-async def renew_load_lease(bus: Bus, pool: str, load_id: str, client_id: str) -> None:
+async def renew_load_lease(bus: Bus, pool: str, load: str, client_id: str) -> None:
     """Raises MaybeStored, Unavailable, StorageFull."""
-    await bus.put_value(state_bucket(pool), _key(load_id), client_id.encode(), ttl_s=LEASE_S)
+    await bus.put_value(state_bucket(pool), _key(load), client_id.encode(), ttl_s=LEASE_S)
 
 
-async def release_load_lease(bus: Bus, pool: str, load_id: str) -> None:
+async def release_load_lease(bus: Bus, pool: str, load: str) -> None:
     """Raises MaybeStored, Unavailable, StorageFull."""
-    await bus.put_value(state_bucket(pool), _key(load_id), _RELEASED, ttl_s=_RELEASED_S)
+    await bus.put_value(state_bucket(pool), _key(load), _RELEASED, ttl_s=_RELEASED_S)
 
 
-async def has_load_lease(bus: Bus, pool: str, load_id: str) -> bool:
+async def has_load_lease(bus: Bus, pool: str, load: str) -> bool:
     """Raises Unavailable."""
-    held = await bus.get_value(state_bucket(pool), _key(load_id))
+    held = await bus.get_value(state_bucket(pool), _key(load))
     return held is not None and held.data != _RELEASED
 
 
-def _key(load_id: str) -> str:
-    return f"load-{load_id}"
+def _key(load: str) -> str:
+    return f"load-{load}"

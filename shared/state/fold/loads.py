@@ -56,6 +56,7 @@ def _opened(event: events.LoadOpened, sequence: int) -> Load:
         phase=LoadPhase.OPEN,
         useful_share=event.useful_share,
         opened_at_s=event.at_s,
+        by_identity=event.by_identity,
     )
 
 

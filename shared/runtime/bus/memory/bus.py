@@ -196,12 +196,12 @@ class MemoryBus(Bus):
 
     # -- padding loads
 
-    async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
+    async def tasks(self, pool: str, load: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
         self._check_open()
-        return self._queue(streams.task_stream(pool), load_id, subjects.tasks(pool, load_id), ack_wait_s)
+        return self._queue(streams.task_stream(pool), load, subjects.tasks(pool, load), ack_wait_s)
 
-    def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
-        return self._follow(streams.result_stream(pool), subjects.every_result(pool, load_id), after_sequence)
+    def results(self, pool: str, load: str, *, after_sequence: int = 0) -> Batches:
+        return self._follow(streams.result_stream(pool), subjects.every_result(pool, load), after_sequence)
 
     async def result_subjects(self, pool: str, *, after_sequence: int) -> Batches:
         async with aclosing(
@@ -210,19 +210,19 @@ class MemoryBus(Bus):
             async for batch in batches:
                 yield tuple(replace(record, data=b"") for record in batch)
 
-    async def delete_results(self, pool: str, load_id: str, *, up_to: int) -> None:
+    async def delete_results(self, pool: str, load: str, *, up_to: int) -> None:
         self._check_open()
-        stream, selection = streams.result_stream(pool), subjects.every_result(pool, load_id)
+        stream, selection = streams.result_stream(pool), subjects.every_result(pool, load)
         await self._ask(lambda: self.broker.stream(stream).purge(selection, up_to=up_to))
 
-    async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
+    async def delete_load(self, pool: str, load: str, *, with_results: bool) -> None:
         self._check_open()
 
         def delete() -> None:
-            self.broker.forget_consumer(streams.task_stream(pool), load_id)
-            self.broker.stream(streams.task_stream(pool)).purge(subjects.tasks(pool, load_id))
+            self.broker.forget_consumer(streams.task_stream(pool), load)
+            self.broker.stream(streams.task_stream(pool)).purge(subjects.tasks(pool, load))
             if with_results:
-                self.broker.stream(streams.result_stream(pool)).purge(subjects.every_result(pool, load_id))
+                self.broker.stream(streams.result_stream(pool)).purge(subjects.every_result(pool, load))
 
         await self._ask(delete)
 

@@ -175,20 +175,20 @@ class NatsBus(Bus):
     async def work(self, pool: str, consumer_name: str, *, ack_wait_s: float = ACK_WAIT_S) -> WorkQueue:
         return await NatsWorkQueue.open(self._connection, streams.submit_stream(pool), consumer_name, ack_wait_s)
 
-    async def tasks(self, pool: str, load_id: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
-        return await work_queue.open_tasks(self._connection, pool, load_id, ack_wait_s)
+    async def tasks(self, pool: str, load: str, *, ack_wait_s: float = TASK_ACK_WAIT_S) -> WorkQueue:
+        return await work_queue.open_tasks(self._connection, pool, load, ack_wait_s)
 
-    def results(self, pool: str, load_id: str, *, after_sequence: int = 0) -> Batches:
-        return stream_follower.follow_results(self._connection, pool, load_id, after_sequence)
+    def results(self, pool: str, load: str, *, after_sequence: int = 0) -> Batches:
+        return stream_follower.follow_results(self._connection, pool, load, after_sequence)
 
     def result_subjects(self, pool: str, *, after_sequence: int) -> Batches:
         return stream_follower.follow_result_subjects(self._connection, pool, after_sequence)
 
-    async def delete_results(self, pool: str, load_id: str, *, up_to: int) -> None:
-        await work_queue.delete_results(self._connection, pool, load_id, up_to)
+    async def delete_results(self, pool: str, load: str, *, up_to: int) -> None:
+        await work_queue.delete_results(self._connection, pool, load, up_to)
 
-    async def delete_load(self, pool: str, load_id: str, *, with_results: bool) -> None:
-        await work_queue.delete_load(self._connection, pool, load_id, with_results=with_results)
+    async def delete_load(self, pool: str, load: str, *, with_results: bool) -> None:
+        await work_queue.delete_load(self._connection, pool, load, with_results=with_results)
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         await self._connection.publish(subject, data, reply=reply)

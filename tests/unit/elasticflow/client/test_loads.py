@@ -21,7 +21,7 @@ from elasticflow.shared.messages.events import LoadSealed, SealRejected
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import ResultBatch, TaskResult, encode_results
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.load_lease import has_load_lease
+from elasticflow.shared.runtime.bus.load_lease import has_load_lease, take_load_lease
 from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -59,6 +59,12 @@ class FaultyClient(Client):
         return await super().seal_load(*args, **options)
 
 
+def result_of(index: int, value: bytes = b"") -> bytes:
+    """A message of an executor."""
+    result = TaskResult(index=index, value=value, attempts=1, task_s=1.0, node_id="n")
+    return encode_results(ResultBatch(results=(result,)))
+
+
 class OnePool:
     """A pool with load a. The test takes the parts of its executors and of its monitor."""
 
@@ -74,8 +80,12 @@ class OnePool:
 
     async def store_result(self, index: int) -> int:
         """As an executor; its sequence."""
-        result = TaskResult(index=index, value=b"", attempts=1, task_s=1.0, node_id="n")
-        return await add_result(self.bus, "a", index, encode_results(ResultBatch(results=(result,))), pool=POOL)
+        return await add_result(self.bus, await self.bus_name(), index, result_of(index), pool=POOL)
+
+    async def bus_name(self) -> str:
+        """Of load a."""
+        load = (await self.client().state()).loads.get("a")
+        return load.bus_name if load is not None else "a"
 
     async def report(self, event: events.LoadProgressed | events.LoadFinished) -> None:
         """As the monitor."""
@@ -91,7 +101,7 @@ class OnePool:
         return await self.phase() is LoadPhase.SEALED
 
     async def has_lease(self) -> bool:
-        return await has_load_lease(self.bus, POOL, "a")
+        return await has_load_lease(self.bus, POOL, await self.bus_name())
 
     async def has_no_results(self) -> bool:
         return not self.broker.stream(streams.result_stream(POOL)).messages
@@ -156,6 +166,23 @@ async def test_a_load_that_another_client_feeds_is_not_opened(pool: OnePool, inp
         assert await pool.phase() is LoadPhase.OPEN, "the first client goes on"
 
 
+async def test_a_client_neither_meets_nor_feeds_an_earlier_load_of_the_id(pool: OnePool, inputs: BlockedInputs) -> None:
+    """What an earlier load has left: results, tasks, and the lease of its client."""
+    await take_load_lease(pool.bus, POOL, "a=earlier", "its client")
+    for left in ("a", "a=earlier"):
+        await add_result(pool.bus, left, 0, result_of(0, b"of another tenant"), pool=POOL)
+    async with mapping(pool.client(), inputs) as mapped:
+        await until(pool.has_lease)
+        assert (await pool.bus_name()).startswith("a=")
+        await pool.store_result(0)
+        inputs.end.set()
+        await until(pool.is_sealed)
+        await pool.report(events.LoadFinished(load_id="a", num_results=1, at_s=2.0))
+        assert [result.value for result in await mapped] == [b""]
+    tasks = pool.broker.stream(streams.task_stream(POOL))
+    assert not [record for record in tasks.messages.values() if record.subject == subjects.tasks(POOL, "a")]
+
+
 async def test_results_are_those_of_the_client_that_opened_the_load_while_it_runs(
     pool: OnePool, inputs: BlockedInputs
 ) -> None:
@@ -197,6 +224,7 @@ async def test_a_load_is_sealed_after_an_outage(
     client = pool.client()
     client.seal_errors = [OUTAGE, Undecided("a", 30.0)]
     async with mapping(client, inputs) as results:
+        await until(pool.has_lease)
         await pool.store_result(0)
         inputs.end.set()
         await until(pool.is_sealed)

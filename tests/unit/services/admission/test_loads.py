@@ -45,6 +45,14 @@ def test_a_load_that_pays_is_opened_with_the_share_that_the_idle_windows_predict
     assert opened.useful_share == pytest.approx(3 * 10.9 / 60.0)
 
 
+def test_the_ledger_says_how_the_client_of_a_load_names_it_on_the_bus() -> None:
+    for by_identity in (True, False):
+        history = pool(2)
+        assert said(history, replace(opening(), by_identity=by_identity)).by_identity == by_identity
+        load = history.state.loads["a"]
+        assert load.bus_name == (f"a={load.identity}" if by_identity else "a")
+
+
 def test_ended_windows_and_open_ones_count() -> None:
     history = pool(2).then(admitted(), placed(10, "node-0:0"), finished(10))
     assert sorted(history.state.idle_windows_at(AFTER_S, least_open_s=1.0)) == [10.0, 10.0, 60.0]

@@ -98,6 +98,26 @@ async def test_results_of_a_finished_load_stay_while_its_client_reads(
         await until_stored(bus)
 
 
+async def test_results_of_an_earlier_load_of_the_id_do_not_count_and_are_deleted_alone(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_results, "DELETE_EVERY_S", 0.01)
+    earlier = replace(LOAD, by_identity=True, phase=LoadPhase.FINISHED, num_tasks=1, num_results=1)
+    later = replace(LOAD, by_identity=True, identity="2e", tenant="other")
+    await add_result(bus, earlier.bus_name, 0, pool=POOL)
+    monitor = Monitor(bus)
+    monitor.folded.loads["a"] = earlier
+    async with following(monitor):
+        assert (await monitor.note()).num_results == 1
+        monitor.folded.loads["a"] = later
+        await add_result(bus, earlier.bus_name, 1, pool=POOL)
+        own = await add_result(bus, later.bus_name, 5, pool=POOL)
+        note = await monitor.note()
+        assert (note.load_id, note.counted, note.counted_to) == ("a", ((5, 5),), own)
+        monitor.now_s = KEEP_RESULTS_S + 1.0
+        await until_stored(bus, later.bus_name)
+
+
 async def until_stored(bus: MemoryBus, *load_ids: str) -> None:
     """Until results of these loads alone are stored."""
     async with asyncio.timeout(60):

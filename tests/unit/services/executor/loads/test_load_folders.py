@@ -11,7 +11,7 @@ from elasticflow.client.load_results import pickled_value_of, result_folder
 from elasticflow.errors import ResultFileUnusable
 from elasticflow.services.executor.decisions.local_events_and_actions import UsePaddingSlots
 from elasticflow.services.executor.loads import padding_slot
-from elasticflow.services.executor.loads.bundle_queue import BundleSettlement, PulledBundle
+from elasticflow.services.executor.loads.bundle_queue import BundleQueue, BundleSettlement, PulledBundle
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import PaddingSlot, RunnerSettings
 from elasticflow.services.executor.processes.code_archive import CodeArchive
@@ -19,7 +19,8 @@ from elasticflow.services.executor.worker.tasks.run_tasks import write_result_fi
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, encode_bundle
-from elasticflow.shared.messages.worker_protocol.task_running import RunTasks
+from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkItem
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.state.fold import loads as fold
@@ -68,10 +69,12 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[RunTasks]:
     return FakeRunner.orders
 
 
-def two_loads(monkeypatch: pytest.MonkeyPatch) -> tuple[Load, Load]:
+def two_loads(monkeypatch: pytest.MonkeyPatch, *, by_identity: bool = True) -> tuple[Load, Load]:
     """Load "a" of a tenant that the pool has forgotten, and load "a" of another tenant."""
     monkeypatch.setattr(fold, "MAX_ENDED_LOADS", 1)
-    first = events.LoadOpened(load_id="a", tenant="first", spec=SPEC, useful_share=0.9, at_s=NOW_S)
+    first = events.LoadOpened(
+        load_id="a", tenant="first", spec=SPEC, useful_share=0.9, at_s=NOW_S, by_identity=by_identity
+    )
     history = pool(1).then(first)
     of_first = history.state.loads["a"]
     other = replace(first, load_id="b", tenant="second")
@@ -127,11 +130,41 @@ async def test_bundles_of_the_later_load_are_executed_as_its_own(
     running = asyncio.create_task(runners.run())
     for number, load in enumerate(two_loads(monkeypatch)):
         runners.use(UsePaddingSlots(gpus=(0,), loads=(load,)))
-        await bus.append(subjects.tasks(POOL, "a"), encode_bundle(BUNDLE), message_id=f"bundle {number}")
+        await bus.append(subjects.tasks(POOL, load.bus_name), encode_bundle(BUNDLE), message_id=f"bundle {number}")
         async with asyncio.timeout(60):
             await FakeRunner.started.wait()
         FakeRunner.started.clear()
         assert Path(orders[number].results_folder) == tmp_path / "results" / load.folder_name
+    running.cancel()
+    await asyncio.wait({running})
+
+
+@pytest.mark.parametrize("by_identity", [True, False], ids=["new client", "older client"])
+async def test_an_executor_pulls_and_answers_under_the_name_of_the_opening(
+    tmp_path: Path, orders: list[RunTasks], monkeypatch: pytest.MonkeyPatch, by_identity: bool
+) -> None:
+    """Tasks that an earlier load of the id has left are not executed; those of older clients still are."""
+    bus = MemoryBus()
+    await bus.ensure_pool(POOL)
+    first, second = two_loads(monkeypatch, by_identity=by_identity)
+    assert (first.bus_name != second.bus_name) == by_identity
+    left = TaskBundle(tasks=((7, b"of the first tenant"),))
+    await bus.append(subjects.tasks(POOL, first.bus_name), encode_bundle(left), message_id="left")
+    await bus.append(subjects.tasks(POOL, second.bus_name), encode_bundle(BUNDLE), message_id="own")
+    wanted = asyncio.Event()
+    queue = BundleQueue(bus, POOL, second, num_wanted=lambda: 1, on_pulled=wanted.set, log=SilentLog())
+    running = asyncio.create_task(queue.run())
+    queue.want()
+    async with asyncio.timeout(60):
+        await wanted.wait()
+    pulled = queue.ready.popleft()
+    assert pulled.bundle == (BUNDLE if by_identity else left)
+    ((index, _),) = pulled.bundle.tasks
+    settlement = BundleSettlement(bus, POOL, "n0", pulled)
+    settlement.done(TaskDone(bundle_id=1, index=index, result=b"", task_s=1.0))
+    await settlement.settle()
+    stored = [record.subject for record in bus.broker.stream(streams.result_stream(POOL)).messages.values()]
+    assert stored == [subjects.results(POOL, second.bus_name, index, index)]
     running.cancel()
     await asyncio.wait({running})
 
