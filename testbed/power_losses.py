@@ -132,8 +132,9 @@ def is_in_phase(job: Job, phase: str) -> bool:
 
 
 def _ends(job: Job) -> bool:
+    """Within seconds of its end, as far as the ledger knows: it has progress every few seconds only."""
     assert job.spec is not None
-    return job.iteration > 0 and job.iteration + 2.5 * (job.iterations_per_s or 0.0) >= job.spec.max_iterations
+    return job.iteration > 0 and job.iteration + 4.0 * (job.iterations_per_s or 0.0) >= job.spec.max_iterations
 
 
 _PREDICATES: Mapping[str, Callable[[Job], bool]] = {

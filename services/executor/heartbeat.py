@@ -8,6 +8,7 @@ heartbeat (docs/adr/0038).
 """
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from elasticflow.services.executor.decisions.state import PoolMembership, State,
 from elasticflow.shared.errors import BadSettings, Retry, TooLarge, WrongExpectedSequence
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
+from elasticflow.shared.messages.events.nodes import Starts
 from elasticflow.shared.messages.timeouts import FailureTimeouts, takeover_s
 from elasticflow.shared.runtime.bus.contract import Bus, Value
 from elasticflow.shared.runtime.bus.streams import node_bucket
@@ -47,6 +49,7 @@ class NodeRecord:
         self._incarnation = ""  # the claimed one
         self.replaced = ""  # the incarnation whose heartbeat its first one has replaced, sent at replaced_heard_s
         self.replaced_heard_s: float | None = None
+        self.replaced_starts: Starts = None  # named in that heartbeat
         self._revision = 0
         self._is_uncertain = False  # whether the last heartbeat was stored
         self._foreign_data = b""
@@ -87,9 +90,10 @@ class NodeRecord:
         message = _message(record)
         await self._write(data, record.revision if record is not None else 0)
         self._incarnation = heartbeat.incarnation
-        self.replaced, self.replaced_heard_s = "", None
+        self.replaced, self.replaced_heard_s, self.replaced_starts = "", None, None
         if isinstance(message, NodeReported):
             self.replaced, self.replaced_heard_s = message.incarnation, message.at_s
+            self.replaced_starts = message.starts
         return True
 
     def _has_ended(self, record: Value, lease_s: float) -> bool:
@@ -167,6 +171,8 @@ class Heartbeat:
             boot_s=boot_s,
         )
         self._lease_until_s = math.inf  # inf: no heartbeat was acknowledged yet
+        self._wanted = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []  # for the next stored heartbeat
 
     async def run(self) -> None:
         """Send heartbeats and enforce the lease until cancelled.
@@ -178,6 +184,13 @@ class Heartbeat:
             tasks.create_task(self._send_heartbeats(), name="heartbeats")
             tasks.create_task(self._enforce_lease(), name="lease")
 
+    async def stored(self) -> None:
+        """Return once a heartbeat is stored that is made after this call, soon. It names the starts up to now."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        self._wanted.set()
+        await waiting
+
     @property
     def _timeouts(self) -> FailureTimeouts:
         return self._host.folded.config.timeouts
@@ -185,18 +198,30 @@ class Heartbeat:
     async def _send_heartbeats(self) -> None:
         while True:
             sent_s, num_replies = self._boot_s(), self._record.num_replies(self._host.state.incarnation)
+            waiting, self._waiting, is_stored = self._waiting, [], False
+            self._wanted.clear()
             try:
                 async with asyncio.timeout(num_replies * self._timeouts.bus_reply_timeout_s):
-                    await self._send(sent_s)
+                    is_stored = await self._send(sent_s)
             except (Retry, TimeoutError) as error:
                 self._log.debug("heartbeat not acknowledged", error=str(error))
             next_s = sent_s + self._timeouts.heartbeat_interval_s
-            await asyncio.sleep(max(self._timeouts.poll_interval_s, next_s - self._boot_s()))
+            pause_s = max(self._timeouts.poll_interval_s, next_s - self._boot_s())
+            if not is_stored:
+                self._waiting = waiting + self._waiting
+                await asyncio.sleep(pause_s)
+                continue
+            for each in waiting:
+                if not each.done():  # its caller may have been cancelled
+                    each.set_result(None)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), pause_s)
 
-    async def _send(self, sent_s: float) -> None:
+    async def _send(self, sent_s: float) -> bool:
+        """Whether it is stored."""
         state = self._host.state
         if state.shutting_down and state.membership is not PoolMembership.MEMBER:
-            return  # claim no further incarnation
+            return False  # claim no further incarnation
         heartbeat = replace(node_report(state, self._clock.now_s()), preparing=self._workers.preparing)
         try:
             is_stored = await self._record.store(heartbeat)
@@ -206,7 +231,7 @@ class Heartbeat:
             heartbeat = replace(without, preparing=self._workers.preparing)
             is_stored = await self._record.store(heartbeat)
         if not is_stored:
-            return
+            return False
         self._lease_until_s = sent_s + heartbeat.lease_s
         self._workers.extend_leases(self._lease_until_s)
         if state.claimed != heartbeat.incarnation:
@@ -215,8 +240,10 @@ class Heartbeat:
                     incarnation=heartbeat.incarnation,
                     replaced=self._record.replaced,
                     replaced_heard_s=self._record.replaced_heard_s,
+                    replaced_starts=self._record.replaced_starts,
                 )
             )
+        return True
 
     async def _enforce_lease(self) -> None:
         while True:

@@ -94,6 +94,7 @@ class Executor:
         self._node_specification = node_specification
         self._previous_run_id = previous_run_id
         self._host: Host[State] | None = None
+        self._heartbeat: Heartbeat | None = None
         # None: shut down as requested.
         self._shut_down_due: asyncio.Future[BadSettings | None] = asyncio.get_running_loop().create_future()
         code = CodeArchive(process.bus, process.settings.pool, process.settings.data_dir)
@@ -102,6 +103,7 @@ class Executor:
             data_dir=process.settings.data_dir,
             secret_keys=secret_keys,
             gpu_left=lambda gpu_index: self._load_runners.left(gpu_index),
+            announced=self._announced,
             make_launcher=make_launcher,
             note=self._note,
             shut_down=self._shut_down,
@@ -178,7 +180,7 @@ class Executor:
     async def _beside(self, host: Host[State]) -> None:
         self._host = host
         process = self._process
-        heartbeat = Heartbeat(
+        heartbeat = self._heartbeat = Heartbeat(
             host,
             process.bus,
             process.settings.pool,
@@ -249,6 +251,10 @@ class Executor:
             if isinstance(action, StartWorker):
                 self._log_publisher.follow(action)
             self._worker_manager.act(action)
+
+    async def _announced(self) -> None:
+        assert self._heartbeat is not None, "a worker starts before the host ran"
+        await self._heartbeat.stored()
 
     def _note(self, note: LocalEvent) -> None:
         assert self._host is not None, "a worker reported before the host ran"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from elasticflow.shared.messages.events import NodeReported, WorkerReport
+from elasticflow.shared.messages.events.nodes import Starts
 from elasticflow.shared.messages.load_spec import Ranges
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold import ledger_fold
@@ -66,6 +67,7 @@ class LastHeartbeat:
     at_s: float
     revision: int = 0
     lease_s: float = 0.0
+    starts: Starts = None
     fence_due_s: float = 0.0
     is_fenced: bool = False
 
@@ -185,7 +187,11 @@ def _with_heartbeat(state: MonitorState, stored: HeartbeatStored, now_s: float) 
     if known is not None and known.incarnation == reported.incarnation and known.revision >= stored.revision:
         return state  # delivered twice, or late
     heartbeat = LastHeartbeat(
-        incarnation=reported.incarnation, at_s=now_s, revision=stored.revision, lease_s=reported.lease_s
+        incarnation=reported.incarnation,
+        at_s=now_s,
+        revision=stored.revision,
+        lease_s=reported.lease_s,
+        starts=reported.starts,
     )
     state = replace(state, heartbeats=state.heartbeats.set(reported.node_id, heartbeat))
     for job_id in reported.preparing:

@@ -21,6 +21,7 @@ from elasticflow.shared.messages.limits import MAX_RANGES
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.nodes import live_starts
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 
@@ -103,9 +104,15 @@ def _lost_nodes(state: MonitorState, now_s: float) -> list[NodeLost | FenceNode]
             continue
         if heartbeat.is_fenced:
             heard_s = heartbeat.at_s if heartbeat.revision else 0.0
-            outputs.append(
-                NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=now_s, heard_s=heard_s)
+            lost = NodeLost(
+                node_id=node_id,
+                incarnation=incarnation,
+                reason="silent",
+                at_s=now_s,
+                heard_s=heard_s,
+                starts=live_starts(state.pool, heartbeat.starts),
             )
+            outputs.append(lost)
         elif since_s is not None and now_s >= heartbeat.fence_due_s:
             silence_s = state.pool.config.timeouts.silence_s(heartbeat.lease_s)
             if now_s - max(heartbeat.at_s, since_s) > silence_s:

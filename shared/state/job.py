@@ -111,6 +111,7 @@ class CrashedStart:
     reporter: the node of the crashed worker. nodes: all of the generation.
     """
 
+    generation: int
     reporter: str
     nodes: tuple[str, ...]
     placed_at_s: float
@@ -185,6 +186,8 @@ class Job:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     restarts: int = 0  # crashes since the last durable progress: a checkpoint, or a later recovered_iteration
     nodes_lost_at_start: tuple[str, ...] = ()  # the first of each generation in a row that did not train
+    settled_generation: int = 0  # starts up to this generation have trained, or count as lost
+    unwitnessed_starts: tuple[str, ...] = ()  # nodes whose loss no other one outlived, and that have not come back
     crashed_start: CrashedStart | None = None  # the newest that counts as a crash
     trained_on: tuple[str, ...] = ()  # nodes, in the order of its first generation there
     recovered_iteration: int = 0  # the newest from which survivors of a crash continued

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import fast_replace, memoize_last
 from elasticflow.shared.messages.events import JobProgressed, NodeJoined
+from elasticflow.shared.messages.events.nodes import Starts
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.pool import NodeState, PoolState, SpeedOnNode, spec_of, with_nodes
@@ -32,6 +33,11 @@ def with_awaited_nodes(state: PoolState, replaced: NodeState, joined: NodeJoined
         if has_ended_too or (was_pool_down and heard_s is not None and node.since_s <= heard_s):
             nodes[node.node_id] = replace(node, awaited=True)
     return with_nodes(state, nodes.finish())
+
+
+def live_starts(state: PoolState, starts: Starts) -> Starts:
+    """Those of live jobs: no others matter."""
+    return None if starts is None else tuple(start for start in starts if start[0] in state.live_jobs)
 
 
 def is_started_again(replaced: NodeState, joined: NodeJoined) -> bool:

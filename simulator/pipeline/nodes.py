@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticflow.services.executor.decisions.local_events_and_actions import (
@@ -24,6 +25,7 @@ from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     JoinRendezvous,
     PeersLost,
@@ -185,6 +187,14 @@ class Machine:
         self._num_starts += 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A worker that has no process yet: its node has not said yet that it begins."""
+
+    action: StartWorker
+    unsent: list[ToWorker] = field(default_factory=list)
+
+
 class VirtualNode:
     """An executor and its workers, which go down and come back together.
 
@@ -205,6 +215,8 @@ class VirtualNode:
         self._setting, self._loop, self._environment = setting, setting.loop, environment
         self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
         self._previous_run_id, self._leased_until_s = "", 0.0
+        self._starting: dict[WorkerId, _Start] = {}
+        self._has_starts = asyncio.Event()
         replica = ReplicaSpecification(
             name=node_id, make_policy=self._booted, metrics=metrics, act=self._act, beside=self._heartbeat
         )
@@ -221,6 +233,7 @@ class VirtualNode:
                 self.machine.lose_power()
             self.executor.kill(with_its_machine=True)
             self._environment.kill_all(self.node_id, reported=False, silently=silently)
+            self._starting.clear()
             self._loop.after(outage_s, self.executor.start)
 
     def partition(self, outage_s: float) -> None:
@@ -267,7 +280,26 @@ class VirtualNode:
             boot_s=lambda: loop.now_s,
             previous_run_id=self._previous_run_id,
         )
-        await heartbeat.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(heartbeat.run(), name="heartbeat")
+            tasks.create_task(self._start_workers(heartbeat), name="starts")
+
+    async def _start_workers(self, heartbeat: Heartbeat) -> None:
+        """Launch each worker once the pool knows that this node begins to."""
+        while True:
+            await self._has_starts.wait()
+            self._has_starts.clear()
+            due = tuple(self._starting.values())
+            await heartbeat.stored()
+            for start in due:
+                if self._starting.get(start.action.worker) is start:
+                    del self._starting[start.action.worker]
+                    self._launch(start)
+
+    def _launch(self, start: _Start) -> None:
+        self._environment.launch(start.action, self.node_id, self._report)
+        for message in start.unsent:
+            self._environment.send(start.action.worker, message)
 
     @property
     def preparing(self) -> tuple[str, ...]:
@@ -275,7 +307,13 @@ class VirtualNode:
 
     def kill_all(self) -> None:
         """The lease of the workers is over."""
+        for worker in tuple(self._starting):
+            self._give_up(worker)
         self._environment.kill_all(self.node_id, reported=True)
+
+    def _give_up(self, worker: WorkerId) -> None:
+        del self._starting[worker]
+        self._report(WorkerEnded(worker=worker, exit_code=ExitCode.DONE))
 
     def extend_leases(self, until_s: float) -> None:
         """The workers end themselves then, unless their leases are extended again: their executor may be paused."""
@@ -289,7 +327,12 @@ class VirtualNode:
     def _act(self, action: Any) -> None:
         match action:
             case StartWorker():
-                self._environment.launch(action, self.node_id, self._report)
+                self._starting[action.worker] = _Start(action)
+                self._has_starts.set()
+            case SendToWorker() if action.worker in self._starting and not isinstance(action.message, StopAtBoundary):
+                self._starting[action.worker].unsent.append(action.message)
+            case SendToWorker() | KillWorker() if action.worker in self._starting:
+                self._give_up(action.worker)
             case SendToWorker():
                 self._environment.send(action.worker, action.message)
             case KillWorker():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from elasticflow.shared.messages.events import StoredFile, UnstoredFile
+from elasticflow.shared.messages.events.nodes import Starts
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
@@ -58,12 +59,14 @@ class WorkerEnded:
 class NodeClaimed:
     """No other executor of this node id has workers, and none can claim the node before this incarnation is over.
 
-    replaced: the incarnation whose record it replaces, last heard at replaced_heard_s.
+    replaced: the incarnation whose record it replaces, last heard at replaced_heard_s, when it had begun
+    replaced_starts.
     """
 
     incarnation: str
     replaced: str = ""
     replaced_heard_s: float | None = None
+    replaced_starts: Starts = None
 
 
 UNCLAIMED = NodeClaimed(incarnation="")

@@ -177,6 +177,7 @@ def _joined(state: State, now_s: float) -> NodeJoined:
         data_folder=state.node_specification.data_folder,
         separates_gpus=state.node_specification.separates_gpus,
         replaced_heard_s=state.replaced_heard_s,
+        replaced_starts=state.replaced_starts,
         at_s=max(now_s, math.nextafter(since_s, math.inf)),
     )
 

@@ -22,6 +22,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.events.nodes import Starts
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
@@ -30,6 +31,7 @@ from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Job, nodes_of
+from elasticflow.shared.state.nodes import live_starts
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.shared.state.pool import PoolState
 
@@ -229,6 +231,11 @@ class State:
         return self.claim.replaced_heard_s if is_known else None
 
     @property
+    def replaced_starts(self) -> Starts:
+        """The starts that this incarnation had begun; None if they are unknown."""
+        return live_starts(self.pool, self.claim.replaced_starts) if self.replaced_heard_s is not None else None
+
+    @property
     def is_in_ledger(self) -> bool:
         """The ledger counts this node as a member, or will: `NodeJoined` may be on its way once the name is claimed."""
         return self.membership is PoolMembership.MEMBER or self.claimed == self.incarnation
@@ -360,7 +367,8 @@ def is_quarantined(state: State, job: Job) -> bool:
 
 
 def node_report(state: State, now_s: float, *, with_metrics: bool = True) -> events.NodeReported:
-    """The heartbeat: the progress of all workers that train, in profiling runs too, and the metrics of ranks 0."""
+    """The heartbeat: the progress of all workers that train, in profiling runs too, and the metrics of ranks 0. A start
+    is named until the ledger needs nothing more of it, also once its workers have ended."""
     return events.NodeReported(
         node_id=state.node_id,
         incarnation=state.incarnation,
@@ -380,6 +388,7 @@ def node_report(state: State, now_s: float, *, with_metrics: bool = True) -> eve
         ),
         at_s=now_s,
         lease_s=state.pool.config.timeouts.lease_s,
+        starts=tuple(sorted({worker.id[:2] for worker in state.workers.values() if not worker.trains})),
     )
 
 

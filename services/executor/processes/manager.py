@@ -116,6 +116,7 @@ class _WorkerSlot:
 
 class WorkerManager:
     """data_dir: of packages and data of jobs. gpu_left: returns once nothing else uses the memory of a GPU.
+    announced: returns once the pool knows which starts this node has begun.
     note: receives local events. shut_down: called when nothing is left to do."""
 
     def __init__(
@@ -125,6 +126,7 @@ class WorkerManager:
         data_dir: Path,
         secret_keys: SecretKeys,
         gpu_left: Callable[[int], Awaitable[None]],
+        announced: Callable[[], Awaitable[None]],
         make_launcher: Callable[[OnEvent], Launching],
         note: Callable[[LocalEvent], None],
         shut_down: Callable[[ShutDown], None],
@@ -132,7 +134,7 @@ class WorkerManager:
         generation_secrets: GenerationSecrets,
     ) -> None:
         self._generation_secrets, self._secret_keys = generation_secrets, secret_keys
-        self._code, self._gpu_left = code, gpu_left
+        self._code, self._gpu_left, self._announced = code, gpu_left, announced
         self._launcher = make_launcher(self._on_event)
         self._folders = PreparedFolders(self.fork, log)
         self._data_dir = data_dir.resolve()
@@ -226,6 +228,7 @@ class WorkerManager:
         spec, within_s = assignment.spec, assignment.timeouts.preparation_s
         secrets: dict[str, str] = {}
         try:
+            await self._announced()  # what is done for the job from here on may end this executor, or its machine
             secrets = self._secret_keys.open(tenant, spec.secrets)
             code_path = await self._code.folder(tenant, spec.code_digest)
             with self._prepares(worker.job_id):

@@ -27,6 +27,10 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 
+# Generations of jobs that an executor has begun to start and that do not train there yet: before it does anything for
+# one, the record of its node names it. None: unknown, of an older executor or monitor.
+Starts = tuple[tuple[Token, Generation], ...] | None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
@@ -57,6 +61,7 @@ class NodeJoined:
     # a worker sees those GPUs only that its job has here when the worker starts (docs/adr/0115)
     separates_gpus: Annotated[bool, Strict()] = False
     replaced_heard_s: TimeS | None = None  # the last heartbeat of the incarnation that it replaces; None: unknown
+    replaced_starts: Starts = None  # named in that heartbeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,7 @@ class NodeLost:
     reason: Literal["silent", "left"]
     at_s: TimeS
     heard_s: TimeS | None = None  # when this monitor received its last heartbeat; 0: never; None: unknown
+    starts: Starts = None  # named in that heartbeat
 
 
 NodeEvent = NodeJoined | NodeLost
@@ -103,6 +109,7 @@ class NodeReported:
     at_s: TimeS
     lease_s: DurationS = 0.0
     preparing: tuple[Token, ...] = ()
+    starts: Starts = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

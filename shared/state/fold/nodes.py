@@ -1,10 +1,12 @@
 """The fold of nodes that join and leave. Part of `ledger_fold`."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import NodeJoined
+from elasticflow.shared.messages.events.nodes import Starts
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
 from elasticflow.shared.state.gpu_types import type_of_profile
 from elasticflow.shared.state.job import Job, nodes_of
@@ -12,7 +14,7 @@ from elasticflow.shared.state.nodes import confirmed, is_started_again, with_awa
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
 
 # --- The fold of starts that lost a node: which of them may be the job's doing -------------------------
-# A lost start needs an executor that lived when its worker was to start, and another node that outlived it; and
+# A lost start needs an executor that had begun to start the job's workers, and another node that outlived it; and
 # neither the node's machine nor what had started its executor was started again (docs/adr/0096).
 
 
@@ -22,30 +24,80 @@ def end_of_executor_s(replaced: NodeState, joined: NodeJoined) -> float | None:
     return joined.replaced_heard_s if same else None
 
 
-def with_lost_start(state: PoolState, job: Job, node_id: str, ended_s: float) -> Job:
-    """The job after the executor of this node has ended, last heard at ended_s, with its workers.
+MAX_UNWITNESSED = 16  # of a job; far more than it may have crashes
 
-    One end of an executor loses one start: if it explains the crash before, it lost that one.
+
+class NodeEnd(NamedTuple):
+    """How an executor has ended that a job may have ended: last heard at heard_s, when it had begun these starts."""
+
+    node_id: str
+    heard_s: float
+    starts: Starts
+
+    def newest_start(self, job: Job) -> int:
+        """The newest generation of the job that it had begun to start; 0: none."""
+        started = [generation for job_id, generation in self.starts or () if job_id == job.job_id]
+        return max(started, default=0)
+
+
+def suspects(state: PoolState, end: NodeEnd) -> set[str]:
+    """Of the jobs that the node had begun to start, those that have lost or crashed the most starts before."""
+    named = [job for job_id, _ in end.starts or () if (job := state.live_jobs.get(job_id)) is not None]
+    most = max(map(_num_spoilt, named), default=0)
+    return {job.job_id for job in named if _num_spoilt(job) == most}
+
+
+def _num_spoilt(job: Job) -> int:
+    return len(job.nodes_lost_at_start) + len(job.unwitnessed_starts) + job.restarts
+
+
+def with_lost_start(state: PoolState, job: Job, end: NodeEnd) -> Job:
+    """The job after the end of an executor, with its workers.
+
+    One end of an executor loses one start: if it explains the crash before, it lost that one. A start stays lost if the
+    job was placed anew while the node was silent.
     """
-    starts = job.started_at_s is None and job.previous_generation is None and not job.broken and not job.stopping
-    lived = ended_s + state.config.timeouts.monitor_grace_s >= job.placed_at_s  # else a heartbeat was due before
-    if not starts or not lived or node_id not in nodes_of(job.gpus) or _explains_crash(state, job, node_id, ended_s):
+    if job.started_at_s is not None or job.previous_generation is not None:
         return job
-    return fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, node_id))
+    if _explains_crash(state, job, end.node_id, end.heard_s):
+        return job
+    if end.starts is None:
+        lived = (
+            end.heard_s + state.config.timeouts.monitor_grace_s >= job.placed_at_s
+        )  # else a heartbeat was due before
+        may_have_begun = not job.broken and not job.stopping and end.node_id in nodes_of(job.gpus)
+        generation = job.generation if lived and may_have_begun else 0
+    else:
+        generation = end.newest_start(job)
+        if job.crashed_start is not None and job.crashed_start.generation == generation:
+            return job  # it counts as a crash
+    return _with_lost_start_of(job, generation, end.node_id)
 
 
-def with_crash_of_lost_node(state: PoolState, node_id: str, heard_s: float | None, *, is_jobs_doing: bool) -> PoolState:
+def _with_lost_start_of(job: Job, generation: int, node_id: str) -> Job:
+    """The job with one more lost start, unless this generation has trained, or is lost already with another node."""
+    if generation <= max(job.settled_generation, job.void_generation):
+        return job
+    lost = (*job.nodes_lost_at_start, node_id)
+    return fast_replace(job, nodes_lost_at_start=lost, settled_generation=generation)
+
+
+def with_crash_of_lost_node(
+    state: PoolState, node_id: str, heard_s: float | None, starts: Starts, *, is_jobs_doing: bool
+) -> PoolState:
     """The pool after a node has ended, last heard at heard_s: a crash of a peer at the start counts no more.
 
     Workers notice a lost peer before the monitor does. is_jobs_doing: the job may have ended the node, so the start is
-    lost; else its machine was started again.
+    lost if the node had begun it; else its machine was started again.
     """
     if heard_s is None:
         return state
     for job in state.live_jobs.values():
         if _explains_crash(state, job, node_id, heard_s):
-            lost = (*job.nodes_lost_at_start, node_id) if is_jobs_doing else job.nodes_lost_at_start
-            job = fast_replace(job, crashed_start=None, restarts=max(job.restarts - 1, 0), nodes_lost_at_start=lost)
+            generation = job.crashed_start.generation if job.crashed_start is not None else 0
+            if is_jobs_doing and (starts is None or (job.job_id, generation) in starts):
+                job = _with_lost_start_of(job, generation, node_id)
+            job = fast_replace(job, crashed_start=None, restarts=max(job.restarts - 1, 0))
             state = with_job(state, job)
     return state
 
@@ -58,19 +110,30 @@ def _explains_crash(state: PoolState, job: Job, node_id: str, heard_s: float) ->
     return start.placed_at_s - state.config.timeouts.monitor_grace_s <= heard_s <= start.crashed_at_s
 
 
-def with_lost_starts_judged(state: PoolState, started_again: str = "") -> PoolState:
+def with_lost_starts_judged(state: PoolState, started_again: str = "", returned: str = "") -> PoolState:
     """The pool after a node was lost or has joined: it may show that an earlier loss was not a job's doing.
 
-    started_again: a node that ended with its machine, or with what had started its executor. An executor that ended by
-    itself and that no other node outlived counts as one crash of the job, of which a job may have more.
+    started_again: a node that ended with its machine, or with what had started its executor. returned: one of which
+    only the executor had ended. Such an end that no other node outlived counts as one crash of the job, of which it may
+    have more.
     """
     for job in state.live_jobs.values():
+        if not job.nodes_lost_at_start and not job.unwitnessed_starts:
+            continue
         lost = tuple(node_id for node_id in job.nodes_lost_at_start if node_id != started_again)
         kept = tuple(node_id for node_id in lost if _is_outlived(state, node_id))
-        if len(kept) < len(job.nodes_lost_at_start):
-            crashes = sum(state.nodes[node_id].alive for node_id in lost if node_id not in kept)
-            job = fast_replace(job, nodes_lost_at_start=kept, restarts=job.restarts + crashes)
-            state = with_job(state, job)
+        dropped = [node_id for node_id in lost if node_id not in kept]
+        waiting = [node_id for node_id in job.unwitnessed_starts if node_id not in (started_again, returned)]
+        waiting += [node_id for node_id in dropped if not state.nodes[node_id].alive]
+        back = job.unwitnessed_starts.count(returned) if returned else 0
+        crashes = back + sum(state.nodes[node_id].alive for node_id in dropped)
+        judged = fast_replace(
+            job,
+            nodes_lost_at_start=kept,
+            unwitnessed_starts=tuple(waiting[-MAX_UNWITNESSED:]),
+            restarts=job.restarts + crashes,
+        )
+        state = with_job(state, judged) if judged != job else state
     return state
 
 
@@ -102,9 +165,10 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         return state
     if known is not None and known.alive:
         ended_s = end_of_executor_s(known, event)
-        state = without_workers_on(state, event.node_id, ended_s=ended_s)
-        heard_s, by_itself = event.replaced_heard_s, ended_s is not None
-        state = with_crash_of_lost_node(state, event.node_id, heard_s, is_jobs_doing=by_itself)
+        heard_s, starts, by_itself = event.replaced_heard_s, event.replaced_starts, ended_s is not None
+        end = None if ended_s is None else NodeEnd(event.node_id, ended_s, starts)
+        state = without_workers_on(state, event.node_id, end)
+        state = with_crash_of_lost_node(state, event.node_id, heard_s, starts, is_jobs_doing=by_itself)
         state = with_awaited_nodes(state, known, event)
     earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
     announced = _announced_end(known, event)
@@ -135,7 +199,9 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
     started_again = known is not None and is_started_again(known, event)
-    state = with_lost_starts_judged(state, event.node_id if started_again else "")
+    returned = known is not None and known.started_by == event.started_by != ""
+    of_node = event.node_id
+    state = with_lost_starts_judged(state, of_node if started_again else "", of_node if returned else "")
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
 
@@ -173,8 +239,8 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
     left = event.reason == "left"
     node = replace(node, alive=False, since_s=event.at_s, left=left, ended_s=ended_s, awaited=False)
     state = with_nodes(state, state.nodes.set(event.node_id, node))
-    state = without_workers_on(state, event.node_id, ended_s=None if left else ended_s)
-    state = with_crash_of_lost_node(state, event.node_id, ended_s, is_jobs_doing=not left)
+    state = without_workers_on(state, event.node_id, None if left else NodeEnd(event.node_id, ended_s, event.starts))
+    state = with_crash_of_lost_node(state, event.node_id, ended_s, event.starts, is_jobs_doing=not left)
     state = with_lost_starts_judged(state)
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
@@ -215,16 +281,17 @@ def without_departed_nodes(state: PoolState, now_s: float) -> PoolState:
     return with_nodes(state, nodes.finish()) if gone else state
 
 
-def without_workers_on(state: PoolState, node_id: str, *, ended_s: float | None) -> PoolState:
-    """ended_s: when its executor was last heard, if a job may have ended it; else None."""
+def without_workers_on(state: PoolState, node_id: str, end: NodeEnd | None) -> PoolState:
+    """end: of its executor, if a job may have ended it."""
+    suspected = set[str]() if end is None else suspects(state, end)
     for job in state.live_jobs.values():
+        if end is not None and (end.starts is None or job.job_id in suspected):
+            job = with_lost_start(state, job, end)
         if job.stopping:
             job = fast_replace(job, stopping=tuple(s for s in job.stopping if s.node_id != node_id))
         if node_id in job.nodes:
             previous_gpus = job.previous_generation.gpus if job.previous_generation is not None else ()
             lost = frozenset(gpu for gpu in (*job.gpus, *previous_gpus) if gpu.node_id == node_id)
-            if ended_s is not None:
-                job = with_lost_start(state, job, node_id, ended_s)
             job = with_lost_workers(state, job, crashes=0, lost=lost)
         state = with_job(state, job)
     for job in state.ended_jobs.values():

@@ -59,6 +59,8 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
         started_at_s=event.at_s,
         trained_on=tuple(dict.fromkeys((*job.trained_on, *nodes_of(job.gpus)))),
         nodes_lost_at_start=(),
+        settled_generation=event.generation,
+        unwitnessed_starts=(),
         crashed_start=None,
         iteration=event.iteration,
         iterations_per_s=None,
@@ -148,7 +150,13 @@ def worker_crashed(state: PoolState, job: Job, event: events.WorkerCrashed, sequ
 
 def _crashed_start(job: Job, event: events.WorkerCrashed) -> CrashedStart:
     nodes = nodes_of(job.gpus)
-    return CrashedStart(reporter=event.node_id, nodes=nodes, placed_at_s=job.placed_at_s, crashed_at_s=event.at_s)
+    return CrashedStart(
+        generation=event.generation,
+        reporter=event.node_id,
+        nodes=nodes,
+        placed_at_s=job.placed_at_s,
+        crashed_at_s=event.at_s,
+    )
 
 
 def memory_exceeded(state: PoolState, job: Job, event: events.MemoryExceeded, sequence: int) -> PoolState:

@@ -127,3 +127,22 @@ async def test_a_ledger_that_can_be_read_extends_no_lease_while_no_write_is_ackn
     notes = [note for note in node.notes if not isinstance(note, NodeClaimed)]
     assert [type(note) for note in notes[:1]] == [ContactLost]
     assert all(isinstance(note, ContactLost | ContactRestored) for note in notes)
+
+
+async def test_a_heartbeat_that_names_a_start_is_stored_at_once() -> None:
+    node = Node(unacknowledged=range(3, 5), heartbeat_timeout_s=8.0)
+    here: Any = node
+    heartbeat = Heartbeat(here, here, "pool-a", SystemClock(), get_log("executor"), here, boot_s=boot_s)
+    running = asyncio.create_task(heartbeat.run())
+    async with asyncio.timeout(TIMEOUT_S):
+        while not node.leases:  # noqa: ASYNC110 - the fake signals nothing
+            await asyncio.sleep(0.01)
+        node.state = ExecutorNode(node.folded).settle().admit().place("node-0:2").state
+        for _ in range(3):  # of which the second one meets a server that does not answer twice
+            await heartbeat.stored()
+    assert node.stored is not None
+    stored = codec.decode(node.stored.data).message
+    assert isinstance(stored, NodeReported)
+    assert stored.starts == (("a", 1),)
+    running.cancel()
+    await asyncio.wait({running})

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import NodeReported, PlacedJob, WorkerRe
 from testbed import histories
 from testbed.histories import NOW_S, History, gpus, spec
 from tests.support.executor_node import TIMELINE
-from tests.support.worker_events import joined
+from tests.support.worker_events import admitted, joined, placed
 
 TIMEOUT_S = 3.0
 BEAT_S = 0.5
@@ -126,6 +126,18 @@ def test_a_node_that_falls_silent_is_lost_once_after_the_timeout() -> None:
     facts = monitor.hears_for(NOW_S + 8.5, NOW_S + 20.0, other)
     assert [(fact.node_id, fact.incarnation, fact.reason) for fact in facts] == [("node-0", "first-0", "silent")]
     assert not monitor.state.pool.nodes["node-0"].alive
+
+
+@pytest.mark.parametrize(
+    ("named", "repeated"),
+    [((("a", 1), ("gone", 3)), (("a", 1),)), ((), ()), (None, None)],
+    ids=["a start", "none", "old"],
+)
+def test_the_loss_of_a_node_repeats_which_starts_it_had_begun(named: events.Starts, repeated: events.Starts) -> None:
+    monitor = Monitor(pool(4).then(admitted(), placed(1, "node-0:0")))
+    monitor.hears_for(NOW_S, NOW_S + 1.0, replace(beat(), starts=named))
+    (lost,) = told(monitor.hears_for(NOW_S + 1.5, NOW_S + 2 * TIMEOUT_S), events.NodeLost)
+    assert lost.starts == repeated
 
 
 def test_a_silent_node_is_lost_once_it_is_fenced_and_not_before() -> None:

@@ -1,7 +1,7 @@
 """The manager prepares workers, gives them the secrets of their generations, and says what it prepares."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,20 @@ async def gpu_left(gpu_index: int) -> None:
     pass
 
 
-def manager_of(launcher: Any, data_dir: Path, note: Callable[[LocalEvent], None] = lambda _: None) -> WorkerManager:
+async def at_once() -> None:
+    pass
+
+
+def manager_of(
+    launcher: Any,
+    data_dir: Path,
+    note: Callable[[LocalEvent], None] = lambda _: None,
+    announced: Callable[[], Awaitable[None]] = at_once,
+) -> WorkerManager:
     return WorkerManager(
         launcher,
         gpu_left=gpu_left,
+        announced=announced,
         make_launcher=launcher.made,
         note=note,
         shut_down=lambda _: None,
@@ -79,6 +89,34 @@ def manager_of(launcher: Any, data_dir: Path, note: Callable[[LocalEvent], None]
         secret_keys=SecretKeys(),
         generation_secrets=SECRETS,
     )
+
+
+async def test_nothing_is_done_for_a_job_before_the_pool_knows_that_its_start_begins(tmp_path: Path) -> None:
+    """Its code may end the executor, or the machine: the start then counts as lost."""
+    launcher, announced, folders = Launcher(), asyncio.Event(), list[str]()
+
+    async def folder(tenant: str, digest: str) -> str:
+        folders.append(tenant)
+        return ""
+
+    async def wait() -> None:
+        await announced.wait()
+
+    launcher.folder = folder  # pyright: ignore[reportAttributeAccessIssue]
+    manager = manager_of(launcher, tmp_path, announced=wait)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    plan = GenerationPlan(generation=3, world_size=1)
+    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=spec(), checkpoint_dir="unused")
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (folders, launcher.launched.qsize()) == ([], 0)
+    announced.set()
+    await launcher.launched.get()
+    assert folders == ["lab"]
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_a_worker_gets_the_secrets_of_its_generations(tmp_path: Path) -> None:

@@ -100,6 +100,22 @@ def test_the_only_executor_ends_at_most_as_often_as_a_worker_may_crash() -> None
     assert counted(history) == ((), 1)
 
 
+@pytest.mark.parametrize(("supervisor", "crashes"), [(1, 1), (2, 0)], ids=["by itself", "with its machine"])
+def test_a_silent_node_without_a_witness_is_a_crash_once_it_is_back_by_itself(supervisor: int, crashes: int) -> None:
+    """A job that ends all executors at once for longer than the monitor waits was started again without end."""
+    history = starting().then(silent(0, heard_s=2.0), silent(1, heard_s=2.4))
+    assert counted(history) == ((), 0), "they may have lost their power"
+    history.then(joins(1, 1, at_s=40.0), joins(0, 1, at_s=41.0, supervisor=supervisor))
+    assert counted(history) == ((), crashes), "node-0 was the one of the start that counts"
+    assert counted(history.then(joins(0, 2, at_s=50.0, supervisor=supervisor))) == ((), crashes), "once"
+
+
+def test_a_silent_node_that_is_back_after_the_job_has_trained_counts_nothing() -> None:
+    history = starting().then(silent(0, heard_s=2.0), silent(1, heard_s=2.4), joins(1, 1, at_s=40.0))
+    history.then(at(41.0, 2, "node-1:0")).started("a")
+    assert counted(history.then(joins(0, 1, at_s=50.0))) == ((), 0)
+
+
 def test_a_start_on_an_executor_that_was_gone_counts_nothing() -> None:
     history = starting(3, "node-2:0").then(at(9.0, 2, "node-1:0"), stopped(1, "node-2"))
     assert counted(history.then(silent(1, heard_s=5.0))) == ((), 0)
@@ -138,6 +154,65 @@ def test_workers_that_trained_or_must_end_first_count_nothing() -> None:
     assert (job(trained).broken, counted(trained)) == (True, ((), 0))
     stops = running().then(crashed(1), placed(2, "node-0:1"), lost())
     assert counted(stops) == ((), 1)
+
+
+BEGAN, OTHERS = (("a", 1),), (("b", 1), ("c", 2))
+
+
+@pytest.mark.parametrize(
+    ("starts", "is_lost"), [(BEGAN, True), ((*OTHERS, *BEGAN), True), (OTHERS, False), ((), False)]
+)
+@pytest.mark.parametrize(
+    "gone", [silent(0, heard_s=2.0), joins(0, 1, at_s=4.0, heard_s=2.0)], ids=["silent", "joined again"]
+)
+def test_a_start_is_lost_only_if_the_node_had_begun_it(gone: Any, starts: events.Starts, is_lost: bool) -> None:
+    """A node that ended before it did anything for the job says nothing of the job."""
+    named = {"starts": starts} if isinstance(gone, events.NodeLost) else {"replaced_starts": starts}
+    history = starting(2, "node-0:0").then(replace(gone, **named))
+    assert (job(history).broken, counted(history)) == (True, (("node-0",), 0) if is_lost else ((), 0))
+
+
+@pytest.mark.parametrize(("starts", "is_lost"), [(BEGAN, True), (OTHERS, False)])
+def test_a_peers_crash_that_a_lost_node_explains_is_a_lost_start_only_if_that_node_had_begun_it(
+    starts: events.Starts, is_lost: bool
+) -> None:
+    gone = replace(joins(1, 1, at_s=6.0, heard_s=2.0), replaced_starts=starts)
+    history = starting().then(peer_crashes(1, at_s=3.0), stopped(1, "node-0"), at(3.1, 2, *SECOND), gone)
+    assert counted(history) == ((("node-1",), 0) if is_lost else ((), 0))
+
+
+def test_a_start_stays_lost_if_the_job_was_placed_anew_while_its_node_was_silent() -> None:
+    """The plan changes every few seconds: a job could end one node after the other, each during its silence."""
+    lost_1, lost_2 = (replace(silent(node, heard_s=2.0 + node), starts=BEGAN) for node in (0, 1))
+    history = starting(4).then(at(4.0, 2, "node-2:0"), lost_1)
+    assert counted(history) == (("node-0",), 0)
+    assert counted(history.then(lost_2)) == (("node-0",), 0), "one generation counts once"
+    assert counted(history.then(replace(silent(2, heard_s=9.0), starts=(("a", 2),)))) == (("node-0", "node-2"), 0)
+
+
+def test_of_several_jobs_that_start_on_the_node_those_that_spoilt_the_most_starts_before_lose_one() -> None:
+    both = (("a", 1), ("b", 1))
+    placed_both = [
+        events.PlacedJob(job_id=job_id, generation=1, gpus=gpus(*on))
+        for job_id, on in (("a", SECOND), ("b", ("node-0:1", "node-2:0")))
+    ]
+    history = History().configured().then(*(joins(node) for node in range(4)), admitted("a"), admitted("b"))
+    history.then(events.PlacementDecided(placements=tuple(placed_both), at_s=NOW_S + 1.0))
+    first = History(history.state).then(replace(silent(0, heard_s=2.0), starts=both))
+    assert [job(first, name).nodes_lost_at_start for name in "ab"] == [("node-0",), ("node-0",)], "it may be either"
+    history.then(replace(silent(1, heard_s=1.5), starts=(("a", 1),)), at(8.0, 2, "node-0:0"))
+    history.then(replace(silent(0, heard_s=9.0), starts=(("a", 2), ("b", 1))))
+    assert [job(history, name).nodes_lost_at_start for name in "ab"] == [("node-1", "node-0"), ()]
+
+
+def test_a_start_that_its_node_names_counts_nothing_once_it_has_trained() -> None:
+    history = starting().started("a").then(silent(0, heard_s=2.0))
+    assert counted(history.then(replace(silent(1, heard_s=20.0), starts=BEGAN))) == ((), 0)
+
+
+def test_a_start_that_counts_as_a_crash_is_not_lost_too() -> None:
+    history = starting(2, "node-0:0").then(crashed(1), at(2.0, 2, "node-1:0"))
+    assert counted(history.then(replace(silent(0, heard_s=2.0), starts=BEGAN))) == ((), 1)
 
 
 def peer_crashes(generation: int, *, at_s: float) -> events.WorkerCrashed:
