@@ -564,7 +564,7 @@ _TRAINING = (
     Mutation(
         name="a counter of a loop counts passes",
         file="services/executor/worker/engine/plain_state.py",
-        old="            self.write(self._before)\n",
+        old="            self.write(self._before, deletes=True)\n",
         new="",
         tests=(f"{_ENGINE}/test_plain_state.py",),
         loses="global_step of a script differs at each number of GPUs, and so do its weights",

@@ -41,6 +41,12 @@ def _refuse_unsupported(accelerator: Any) -> None:
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     refuse(
         Rule(accelerator.scaler is not None, 'mixed_precision="fp16"', SCALE, 'set mixed_precision="bf16"'),
+        Rule(
+            bool(accelerator.log_with),
+            "log_with",
+            "every worker would report",
+            "remove it, and pass on_step to elastic(), which gets the metrics of the job",
+        ),
         Rule(accelerator.num_processes > 1, f"{accelerator.num_processes} processes", ONE_PROCESS, "start one"),
         Rule(
             kind in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA", "TP"),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from abc import ABC
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from elasticflow.adapters.held_state import is_stateful, named_by_class
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, Unsupported, refuse, replace_accumulation
 from elasticflow.sdk.script import running_worker
 from elasticflow.shared.training_interface import OnStep
 
 
-def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:
+def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:
     """Make the training of a Lightning `Trainer` elastic; returns the trainer.
 
         trainer = elastic_trainer(Trainer(max_epochs=10))
         trainer.fit(module, train_loader)
+
+    further: other state with `state_dict()` and `load_state_dict()`. Callbacks that have both methods of their own are
+    among it.
 
     The job's global batch replaces the loader's batch size and accumulate_grad_batches, and its checkpoints replace
     the trainer's. `estimated_stepping_batches` and `num_training_batches` are those of the job. The trainer's loggers
@@ -28,18 +33,30 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
     if worker is None:
         return trainer
     _refuse_unsupported(trainer)
-    # a bar fails when it estimates the end of a loader without one
-    removed = (*trainer.checkpoint_callbacks, trainer.progress_bar_callback)
-    trainer.callbacks = [each for each in trainer.callbacks if each not in removed]
-    trainer.loggers = []
+    _turn_off(trainer)
     replace_accumulation(trainer, "accumulate_grad_batches", worker.global_batch_size)
-    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, is_looped_by_library=True)
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, library=_HeldState(trainer))
     overrides = {trainer: _ElasticTrainer, trainer.fit_loop: _ElasticFitLoop, trainer.strategy: _ElasticStrategy}
     for each, override in overrides.items():
         kind = type(each)
         each.__class__ = type(kind.__name__, (override, kind), {})
-    trainer.strategy.job = _TrainedJob(trainer, worker, attach)
+    trainer.strategy.job = _TrainedJob(trainer, worker, attach, further)
     return trainer
+
+
+def _turn_off(trainer: Any) -> None:
+    """Turn off what would write in each worker. A progress bar fails when it estimates the end of a loader without
+    one."""
+    of_loggers = [each for each in trainer.callbacks if is_of_class(each, _OF_LOGGERS)]
+    off = [*trainer.checkpoint_callbacks, *of_loggers]
+    if named := [type(each).__name__ for each in (*off, *trainer.loggers)]:
+        logging.getLogger(__name__).warning(
+            "%s: off in a job, whose every worker would write. The job's own checkpoints replace those of the trainer: "
+            "save the model after fit(). elastic_trainer(trainer, on_step=...) gets the metrics of the job.",
+            ", ".join(named),
+        )
+    trainer.callbacks = [each for each in trainer.callbacks if each not in (*off, trainer.progress_bar_callback)]
+    trainer.loggers = []
 
 
 def _refuse_unsupported(trainer: Any) -> None:
@@ -64,9 +81,18 @@ def _refuse_unsupported(trainer: Any) -> None:
             "let its loader have a sampler with set_epoch()",
         ),
         *(
-            Rule(type(each).__name__ == name, name, reason, "remove it")
+            Rule(is_of_class(each, (name,)), type(each).__name__, reason, "remove it")
             for each in trainer.callbacks
             for name, reason in _CALLBACKS.items()
+        ),
+        *(
+            Rule(
+                each.monitor is not None,
+                f'{type(each).__name__} with monitor="{each.monitor}"',
+                "the trainer saves no checkpoints",
+                "remove it, and save the model after fit()",
+            )
+            for each in trainer.checkpoint_callbacks
         ),
         Rule(
             trainer.val_check_interval not in (None, 1.0),
@@ -80,20 +106,59 @@ def _refuse_unsupported(trainer: Any) -> None:
 _CALLBACKS = {
     "GradientAccumulationScheduler": "the job's global batch stays the same",
     "StochasticWeightAveraging": "its average does not survive a resize",
+    "BaseFinetuning": "workers that join would lack the parameter groups that it adds",
+    "ModelPruning": "workers that join would lack what it has pruned",
+    "BatchSizeFinder": "the job divides its global batch by itself",
+    "LearningRateFinder": "it trains outside of the job's steps",
+    "Timer": "the end of the training would depend on the speed of each worker",
 }
+_OF_LOGGERS = ("LearningRateMonitor", "DeviceStatsMonitor")  # which fail without a logger
+
+
+def is_of_class(each: Any, names: Sequence[str]) -> bool:
+    return any(kind.__name__ in names for kind in type(each).__mro__)
+
+
+class _HeldState:
+    """What lives in a trainer beside its module."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def objects(self) -> dict[str, object]:
+        trainer = self._trainer
+        return {"trainer": trainer, "datamodule": trainer.datamodule, **named_by_class(trainer.callbacks)}
+
+    def counters(self) -> dict[str, tuple[object, Sequence[str]]]:
+        return {}
+
+    def records(self) -> dict[str, tuple[object, Sequence[str]]]:
+        return {}
+
+
+def _state_of_callbacks(callbacks: Sequence[Any]) -> Iterator[Any]:
+    """Those that have a state, and the averages that Lightning's own callbacks make."""
+    for each in callbacks:
+        kinds = [kind for kind in type(each).__mro__ if "state_dict" in vars(kind)]
+        if kinds and kinds[0].__name__ != "Callback":
+            yield each
+        if is_stateful(average := getattr(each, "_average_model", None)):
+            yield average
 
 
 class _TrainedJob:
     """The trainer's part in a job. attach: gives its objects to the worker. present: the step that is computed."""
 
-    def __init__(self, trainer: Any, worker: Any, attach: Callable[..., Any]) -> None:
+    def __init__(self, trainer: Any, worker: Any, attach: Callable[..., Any], further: Sequence[Any]) -> None:
         self.trainer = trainer
+        self._further = further
         self.present: Any = None
         self.loader: Any = None
         self.steps: Any = None
         self._worker = worker
         self._attach = attach
         self._max_epochs = self._max_iterations = math.inf
+        self._monitors: dict[str, str] = {}  # metrics that callbacks and schedules follow, until the first step
 
     def take_loader(self, loader: Any) -> _JobLoader:
         if self.loader is not None:
@@ -125,8 +190,18 @@ class _TrainedJob:
             raise Unsupported(
                 "manual optimization, or several optimizers,", "a step has one backward pass", "write an ElasticJob"
             )
+        self._monitors = {
+            type(each).__name__: each.monitor
+            for each in trainer.callbacks
+            if getattr(each, "monitor", None) is not None
+        } | {
+            type(config.scheduler).__name__: config.monitor
+            for config in trainer.strategy.lr_scheduler_configs
+            if config.reduce_on_plateau
+        }
         schedules = [config.scheduler for config in trainer.strategy.lr_scheduler_configs]
-        self.steps = self._attach(self.loader, trainer.lightning_module, trainer.optimizers[0], *schedules)
+        held = (*schedules, *self._further, *_state_of_callbacks(trainer.callbacks))
+        self.steps = self._attach(self.loader, trainer.lightning_module, trainer.optimizers[0], *held)
         max_epochs = None if fit_loop.max_epochs == -1 else fit_loop.max_epochs
         max_steps = None if fit_loop.max_steps == -1 else fit_loop.max_steps
         self.steps.ends_after(max_steps=max_steps, max_epochs=max_epochs)
@@ -152,8 +227,28 @@ class _TrainedJob:
         trainer.val_check_batch = math.inf  # at the end of an epoch
 
     def end_step(self) -> None:
+        if self._monitors:
+            self._require_whole_batch_in_monitors()
         steps = self.steps
         self.trainer.should_stop |= steps.iteration >= self._max_iterations or steps.epoch >= self._max_epochs
+
+    def _require_whole_batch_in_monitors(self) -> None:
+        """What training_step() logs is of the parts that this worker computes: another number of workers would stop, or
+        lower the rate, at another step. Raises Unsupported."""
+        results = self.trainer.fit_loop.epoch_loop._results.values()
+        logged = {f"{each.meta.name}{suffix}" for each in results for suffix in ("", "_step", "_epoch")}
+        refuse(
+            *(
+                Rule(
+                    metric in logged,
+                    f'{of} with monitor="{metric}"',
+                    "the module logs it in training_step, of which each worker computes a part",
+                    "let it monitor a metric of the validation",
+                )
+                for of, metric in self._monitors.items()
+            )
+        )
+        self._monitors = {}
 
 
 class _JobLoader:
@@ -203,6 +298,10 @@ class _ElasticFitLoop:
         if self.trainer.strategy.optimizers:
             self.trainer.strategy.job.begin()
 
+    def on_run_end(self) -> None:
+        self.trainer.strategy.job.steps.end()
+        super().on_run_end()  # pyright: ignore[reportAttributeAccessIssue]
+
 
 class _ElasticStrategy(ABC):  # as a strategy: else Python refuses to change the class of an object
     """Overrides of a strategy for one device: a batch of the trainer is a step, with several parts."""
@@ -233,6 +332,7 @@ class _ElasticStrategy(ABC):  # as a strategy: else Python refuses to change the
         for part in self.job.present:
             self._part = part
             closure()
+        closure._result.loss = self.job.present.mean_loss  # pyright: ignore[reportFunctionMemberAccess]
         self.precision_plugin._after_closure(self.lightning_module, optimizer)
         optimizer.step(**kwargs)
         self.job.end_step()

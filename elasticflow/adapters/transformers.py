@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from elasticflow.adapters.held_state import is_stateful, named_by_class
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, refuse, replace_accumulation
 from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, running_worker
 from elasticflow.shared.training_interface import OnStep
@@ -22,11 +23,14 @@ def _is_of_use(record: logging.LogRecord) -> bool:
 logging.getLogger("transformers.training_args").addFilter(_is_of_use)  # scripts make these before their trainer
 
 
-def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:
+def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:
     """Make the training of a `transformers.Trainer`, or of a subclass, elastic; returns the trainer.
 
         trainer = elastic_trainer(Trainer(model=model, args=args, train_dataset=train_dataset))
         trainer.train()
+
+    further: other state with `state_dict()` and `load_state_dict()`, e.g. a momentum teacher. Callbacks that have both
+    methods are among it.
 
     The job's global batch replaces per_device_train_batch_size and gradient_accumulation_steps, and its checkpoints
     replace the trainer's. The schedule is built for the job's steps. Code after `train()` runs in one process. Raises
@@ -36,16 +40,28 @@ def elastic_trainer(trainer: Any, *, virtual_nodes: int = 0, on_step: OnStep | N
     if worker is None:
         return trainer
     _refuse_unsupported(trainer)
-    trainer.args.save_strategy = "no"
+    trainer.elastic_saves = _turn_off_saving(trainer.args)
     trainer.args.per_device_train_batch_size = trainer._train_batch_size = worker.global_batch_size
     replace_accumulation(trainer.args, "gradient_accumulation_steps", worker.global_batch_size)
     _print_lines(trainer)
     trainer.elastic_worker = worker
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_ElasticLoop, kind), {})
-    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, is_looped_by_library=True)
-    trainer.callback_handler.callbacks.insert(0, _callback_of(trainer, attach))
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, library=_HeldState(trainer))
+    trainer.callback_handler.callbacks.insert(0, _callback_of(trainer, attach, further))
     return trainer
+
+
+def _turn_off_saving(args: Any) -> bool:
+    """Whether the trainer would have saved checkpoints."""
+    saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
+    args.save_strategy = "no"
+    if saves:
+        logging.getLogger(__name__).warning(
+            'save_strategy is replaced by "no": the job\'s own checkpoints replace those of the trainer. Save the '
+            "model after train()."
+        )
+    return saves
 
 
 def _print_lines(trainer: Any) -> None:
@@ -70,6 +86,12 @@ def _refuse_unsupported(trainer: Any) -> None:
             "the trainer saves no checkpoints",
             "evaluate after train()",
         ),
+        Rule(
+            str(getattr(args.save_strategy, "value", args.save_strategy)) == "best",
+            'save_strategy="best"',
+            "the trainer saves no checkpoints",
+            "remove it, and save the model after train()",
+        ),
         Rule(bool(args.report_to), f"report_to={args.report_to}", "every worker would report", 'set report_to="none"'),
         Rule(
             args.include_num_input_tokens_seen not in (False, "no"),
@@ -90,6 +112,7 @@ class _ElasticLoop:
     """Overrides of a trainer: one pass of its loop is one step of the job."""
 
     elastic_worker: Any
+    elastic_saves: bool  # outside of a job
 
     def get_train_dataloader(self) -> Any:
         return _JobLoader(super().get_train_dataloader())  # pyright: ignore[reportAttributeAccessIssue]
@@ -120,8 +143,16 @@ class _ElasticLoop:
         return [], None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        losses = [super(_ElasticLoop, self).training_step(model, part) for part in inputs]  # pyright: ignore[reportAttributeAccessIssue]
-        return sum(losses) / len(losses)
+        for part in inputs:
+            super().training_step(model, part)  # pyright: ignore[reportAttributeAccessIssue]
+        return inputs.mean_loss
+
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        """Note the best step also without checkpoints."""
+        is_best = super()._determine_best_metric(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        if is_best and self.elastic_saves:
+            self.state.best_global_step = self.state.global_step  # pyright: ignore[reportAttributeAccessIssue]
+        return is_best
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Unknown for a step of which other workers compute parts."""
@@ -147,7 +178,47 @@ class _JobLoader:
         return getattr(self.loader, name)
 
 
-def _callback_of(trainer: Any, attach: Callable[..., Any]) -> Any:
+class _HeldState:
+    """What lives in a trainer beside its model."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def objects(self) -> dict[str, object]:
+        trainer = self._trainer
+        callbacks = named_by_class(trainer.callback_handler.callbacks)
+        return {"trainer": trainer, "compute_metrics": trainer.compute_metrics, **callbacks}
+
+    def counters(self) -> dict[str, tuple[object, Sequence[str]]]:
+        callbacks = named_by_class(each for each in self._trainer.callback_handler.callbacks if hasattr(each, "state"))
+        best = ("best_metric", "best_global_step")
+        return {
+            "trainer.state": (self._trainer.state, best),
+            **{name: (each, tuple(each.state().get("attributes", ()))) for name, each in callbacks.items()},
+        }
+
+    def records(self) -> dict[str, tuple[object, Sequence[str]]]:
+        return {"trainer.state": (self._trainer.state, ("log_history",))}
+
+
+class _LoggedLoss:
+    """The loss since the trainer has logged one, and since its training began."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        total, logged = float(trainer._total_loss_scalar), trainer._globalstep_last_logged
+        return {"sum": trainer._tr_loss.detach(), "total": total, "logged": logged}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer = self._trainer
+        trainer._tr_loss = state["sum"].to(trainer.args.device)
+        trainer._total_loss_scalar, trainer._globalstep_last_logged = state["total"], state["logged"]
+
+
+def _callback_of(trainer: Any, attach: Callable[..., Any], further: Sequence[Any]) -> Any:
     """Attaches the trainer to the job, and keeps its counters at the job's position."""
     from transformers import TrainerCallback  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
@@ -155,13 +226,18 @@ def _callback_of(trainer: Any, attach: Callable[..., Any]) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             loader = objects["train_dataloader"]
             optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it was before Accelerate
-            self._steps = loader.steps = attach(loader.loader, trainer.model_wrapped, optimizer, trainer.lr_scheduler)
+            callbacks = [each for each in trainer.callback_handler.callbacks if is_stateful(each)]
+            held = (trainer.lr_scheduler, *further, *callbacks, _LoggedLoss(trainer))
+            self._steps = loader.steps = attach(loader.loader, trainer.model_wrapped, optimizer, *held)
             self._steps.ends_after(max_steps=state.max_steps)
-            state.global_step = trainer._initial_global_step = trainer._globalstep_last_logged = self._steps.iteration
+            state.global_step = self._steps.iteration
 
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             """Set the counters before the trainer's own callback, which compares the step with the last one."""
             state.global_step, state.epoch = self._steps.iteration, self._steps.epochs_done
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            self._steps.end()
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             if self._steps.has_ended:

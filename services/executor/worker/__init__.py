@@ -14,6 +14,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     process/      one operating-system process
         channel.py              messages from and to the executor; the lease
         exit_handlers.py        what Python does at the end of a process, before the worker's own end
+        users_clock.py          what clocks tell user code, kept apart from other numbers
         users_code.py           which modules are the user's, and their import; the variables and folders of a job
         users_process.py        what users' code does to its process: ends, forks, timers, standard input
         working_folder.py       the folder in which a job's processes work
@@ -64,7 +65,9 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         user_code_checks.py     what user code must return and do
         undeclared_state.py     modules and tensors that train() changes beside the job's state
         kept_tensors.py         tensors that user code keeps from step to step, of which it is warned
+        live_variables.py       which variables a paused script may still read
         additional_state.py     objects beside the model and the optimizer that are state
+        object_state.py         plain state of modules, of callbacks and of a library's trainer
         plain_state.py          attributes of a job and variables of a script that are state
         plain_values.py         numbers, texts, small arrays, and containers and objects of them, as copies
         carried_gradients.py    gradients that outlive their step

@@ -5,7 +5,7 @@ begins with the same state, and that of the last one stays. The optimizer's sett
 plain state of the user's code follow the same rule. A rolled back step restores all of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.engine.plain_state import PlainState
-from elasticflow.services.executor.worker.engine.plain_values import Plain, to_send
+from elasticflow.services.executor.worker.engine.plain_values import Plain, to_send, without_durations
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
 from elasticflow.shared.training_interface import Stateful
 
@@ -40,8 +40,10 @@ class AdditionalState:
         objects: Mapping[str, Stateful],
         optimizer: torch.optim.Optimizer,
         plain: PlainState | None = None,
+        records: PlainState | None = None,
     ) -> None:
         self.objects = objects
+        self.records = records or PlainState()  # read at the end of a step only
         self._plain = plain or PlainState()
         self.note_first_plain()
         self._optimizer = optimizer
@@ -65,14 +67,18 @@ class AdditionalState:
         now = self._plain_before()
         first = self._of_first_call = now if self._of_first_call is None else self._of_first_call
         if now is not first and now != first:
-            self.note_differing(
-                name for name in first.keys() | now.keys() if first.get(name, self) != now.get(name, self)
-            )
+            self.note_differing(first, now)
         return now
 
-    def note_differing(self, names: Iterable[str]) -> None:
-        """Names in the plain state whose value depends on the part of the batch."""
-        self._differing.update(names)
+    def note_differing(self, one: Mapping[str, Plain], other: Mapping[str, Plain]) -> None:
+        """Note names in the plain state whose value depends on the part of the batch."""
+        self._differing.update(
+            name
+            for name in one.keys() | other.keys()
+            if name not in one
+            or name not in other
+            or (one[name] != other[name] and without_durations(one[name]) != without_durations(other[name]))
+        )
 
     def newly_differing(self) -> list[str]:
         """Their names, each once."""
@@ -135,9 +141,16 @@ class AdditionalState:
         now = self._plain.read()
         return {name: to_send(plain) for name, plain in now.items() if plain != self._first_plain.get(name, self)}
 
+    def comparable_plain(self) -> list[tuple[str, Plain]]:
+        """The same, as far as workers can agree on it."""
+        return sorted((name, without_durations(plain)) for name, plain in self.changed_plain().items())
+
     def set_plain(self, plain: Mapping[str, Plain]) -> None:
         """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""
         self._plain.write({**self._first_plain, **plain}, deletes=True)
+
+    def records_to_send(self) -> dict[str, Plain]:
+        return {name: to_send(plain) for name, plain in self.records.read().items()}
 
     def _is_at(self, snapshot: AdditionalSnapshot) -> bool:
         structure, tensors = self.state()

@@ -6,6 +6,7 @@ finish the sum, and all calls continue with the gradient of the global batch, as
 runs once, when all calls have requested it, all with the same gradient.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -87,6 +88,11 @@ def weighted_roots(tensors: Any, grad_tensors: Any, weight: float) -> Any:
     ]
 
 
+def _loss_of(tensors: Any) -> torch.Tensor:
+    root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+    return root.detach().float().reshape(()) if root.numel() == 1 else torch.full((), math.nan, device=root.device)
+
+
 # --- bitwise steps -------------------------------------------------------------------------------------
 
 _BACKWARD = "backward()"
@@ -134,6 +140,8 @@ class BitwiseSteps:
         self._carried = carried
         self._changes = ParameterChanges(model, optimizer)
         self._has_gradient = False  # a backward pass of this step has been summed
+        self.note_loss: Callable[[torch.Tensor], None] | None = None  # of the global batch, before the optimizer's step
+        self._losses: list[torch.Tensor] = []  # of the calls
         self._digests: list[Number | None] = []  # of the calls, before optimizer.step(); None: the shared gradient
         self.step_digest = StepDigest()
         self._additional = additional
@@ -157,6 +165,7 @@ class BitwiseSteps:
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
+        self._loss_sum = TensorSum(members.virtual_nodes, members.group)
         self._scheduler = make_scheduler(len(self.computed), before_resume=self._before_resume, at_point=self._at_point)
         self._whole_batch = WholeBatchValues(
             self._scheduler,
@@ -185,6 +194,7 @@ class BitwiseSteps:
         self._is_common = False
         self._before_calls = self._change_of_first = None
         self._has_gradient, self.step_digest = False, StepDigest()
+        self._losses = []
         self._buffers.begin_step()
         self._whole_batch.forget()
         self._carried.begin_step()
@@ -275,6 +285,8 @@ class BitwiseSteps:
             self._cpu_throttle.sleep_off_excess()
             self._share(self._summed_gradients())
             self._has_gradient = True
+            if self.note_loss is not None:
+                self.note_loss(self._summed_loss())
         else:
             is_first = point == _STEP
             self._share_on(self._optimizer if is_first else self._further[point])
@@ -321,6 +333,17 @@ class BitwiseSteps:
         """The gradient of the global batch, after the backward pass of all calls."""
         return self._gradients.finish(self._trained)
 
+    def _summed_loss(self) -> torch.Tensor:
+        """A collective: the mean over the global batch, with the same bits on any number of workers."""
+        losses, self._losses = self._losses, []
+        like = [torch.zeros_like(losses[0])]
+        for micro_batch, loss in zip(self.computed, losses, strict=True):
+            self._loss_sum.begin_last(micro_batch, like)
+            self._loss_sum.push(micro_batch, [loss * micro_batch.weight])
+        (mean,) = self._loss_sum.finish(like)
+        assert mean is not None, "each part has a loss"
+        return mean.clone()
+
     def _share(self, gradients: Tensors) -> None:
         num_calls = self._scheduler.num_resumed
         self._shared.share(self._trained, gradients, before=self._gradients_before, num_calls=num_calls)
@@ -352,6 +375,8 @@ class BitwiseSteps:
             self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
         if uses_cuda_graphs():
             raise TrainingFailed(CUDA_GRAPHS_REFUSED)
+        if self.note_loss is not None:
+            self._losses.append(_loss_of(tensors))
         weights = weighted_roots(tensors, grad_tensors, self.computed[running].weight)
         tensors, weights = self._whole_batch.roots_behind(
             running, tensors, weights, self._trained, creates_graph=bool(kwargs.get("create_graph"))

@@ -28,7 +28,8 @@ from elasticflow.services.executor.worker.engine.additional_state import (
 )
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_scaling import refuse_gradient_scaling, with_scalers
-from elasticflow.services.executor.worker.engine.plain_state import plain_state_of
+from elasticflow.services.executor.worker.engine.object_state import ModelState
+from elasticflow.services.executor.worker.engine.plain_state import plain_state_of, records_of
 from elasticflow.services.executor.worker.engine.restored_state import checkpoint_store
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
@@ -76,6 +77,7 @@ class JobState:
             "buffers": volatile_buffers(self.model),
             "gradients": self.carried.state(),
             "attributes": self.additional.changed_plain(),
+            "records": self.additional.records_to_send(),
             "iteration": self.iteration,
             "epoch": self.dataset.epoch_at(self.iteration, self.spec.global_batch_size),
             "samples": self.dataset.samples_digest,
@@ -101,6 +103,7 @@ class JobState:
         self.carried.load(state.get("gradients", {}))
         load_volatile_buffers(self.model, state.get("buffers", {}))
         self.additional.set_plain(state.get("attributes", {}))
+        self.additional.records.write(state.get("records", {}))
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
         if self.dataset.stream is not None:
             self.dataset.stream.resume(state["stream"])
@@ -236,7 +239,9 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
             refuse_gradient_scaling()
         else:
             stateful = with_scalers(stateful, optimizer, device)
-        additional = AdditionalState(stateful, optimizer, plain_state_of(function, stateful.values()))
+        of_model = () if is_script else ModelState(model, keeps_modes=False).namespaces
+        plain = plain_state_of(function, stateful.values(), of_model)
+        additional = AdditionalState(stateful, optimizer, plain, records_of(function))
         require_known_parameters(model, optimizer, additional.objects)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
     order = sample_order(dataset, function, spec)

@@ -29,13 +29,17 @@ from elasticflow.services.executor.worker.process.users_code import is_users_mod
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """Values by name. prefix: of the names in a state, the same in every process. without: names that are no state.
-    may_delete: what a call adds is not there in the next call. write_back: after changes."""
+    only: the others, if some. may_delete: what a call adds is not there in the next call. write_back: after changes.
+    of: the id of the object that has them, if one has.
+    """
 
     prefix: str
     values: MutableMapping[str, Any]
     without: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
     may_delete: bool = False
     write_back: Callable[[], None] = lambda: None
+    of: int = 0
 
 
 class PlainState:
@@ -94,16 +98,15 @@ class PlainState:
         known, variables = self._known_variables.get(space.prefix, ((), ()))
         if known != names:
             variables = tuple(
-                name
-                for name in names
-                if not isinstance(space.values[name], CODE) and not name.startswith("__") and name not in space.without
+                name for name in names if not isinstance(space.values[name], CODE) and _is_name(name, space)
             )
             self._known_variables[space.prefix] = names, variables
         return variables
 
 
 def _is_name(name: str, space: Namespace) -> bool:
-    return name.isidentifier() and name not in space.without
+    is_state = name not in space.without if space.only is None else name in space.only
+    return is_state and name.isidentifier() and not name.startswith("__")
 
 
 Pass: TypeAlias = Literal["new", "joined", "repeated"]
@@ -134,7 +137,7 @@ class LoopState(PlainState):
             self.write(self._joined)
             self._joined = None
         if iteration == self._iteration:
-            self.write(self._before)
+            self.write(self._before, deletes=True)
             return "repeated"
         self._iteration, self._before = iteration, self.mark()
         return "joined" if has_joined else "new"
@@ -142,12 +145,18 @@ class LoopState(PlainState):
 
 @runtime_checkable
 class HasLoopState(Protocol):
+    """records: what its library notes."""
+
     @property
     def loop_state(self) -> LoopState: ...
 
+    @property
+    def records(self) -> PlainState: ...
 
-def plain_state_of(job: object, known: Iterable[Any]) -> PlainState:
-    """Attributes of a job and of its classes, and variables of their modules; or those of a script's loop."""
+
+def plain_state_of(job: object, known: Iterable[Any], of_model: Sequence[Namespace] = ()) -> PlainState:
+    """Attributes of a job, of its classes and of its model, and variables of their modules; or those of a script's
+    loop, which knows its model."""
     if isinstance(job, HasLoopState):
         return job.loop_state
     classes = [each for each in type(job).__mro__ if is_users_module(each.__module__)]
@@ -156,8 +165,13 @@ def plain_state_of(job: object, known: Iterable[Any]) -> PlainState:
         Namespace("", vars(job), frozenset({"iteration", "is_over"}), may_delete=True),
         *(Namespace(f"{each.__name__}.", _ClassAttributes(each)) for each in classes),
         *(Namespace(f"{name}:", vars(sys.modules[name]), may_delete=True) for name in modules),
+        *of_model,
     )
     return PlainState(lambda: namespaces, (*known, job))
+
+
+def records_of(job: object) -> PlainState:
+    return job.records if isinstance(job, HasLoopState) else PlainState()
 
 
 class _ClassAttributes(MutableMapping[str, Any]):

@@ -24,6 +24,7 @@ from elasticflow.services.executor.worker.engine.gradient_digest import StepDige
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.engine.kept_tensors import KeptTensors
 from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
+from elasticflow.services.executor.worker.engine.object_state import held_objects
 from elasticflow.services.executor.worker.engine.plain_values import MOST_BYTES, MOST_ITEMS
 from elasticflow.services.executor.worker.engine.step_agreement import (
     Agreement,
@@ -39,7 +40,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
     in_users_code,
     virtual_nodes_of,
 )
-from elasticflow.services.executor.worker.engine.undeclared_state import UndeclaredState
+from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript, UndeclaredState
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
@@ -153,6 +154,7 @@ class TrainingSteps(JobState):
     _undeclared: UndeclaredState = field(init=False)
     _kept_tensors: KeptTensors = field(init=False)
     _structure: ModelStructure = field(init=False)
+    _is_script: bool = field(init=False)
     _memory: MemoryGrowth = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
@@ -163,9 +165,12 @@ class TrainingSteps(JobState):
         self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
         self._step_metrics = StepMetrics(self.members)
         self._digests = StepDigests(self.device)
-        self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function)
-        self._kept_tensors = KeptTensors(self.function, self._undeclared.declared_storages)
+        held = held_objects(self.function, self.model)
+        known = {id(each) for each in self.additional.objects.values()}
+        self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function, held)
+        self._kept_tensors = KeptTensors(self.function, self._undeclared.declared_storages, known, held)
         self._structure = ModelStructure(self.model)
+        self._is_script = isinstance(self.function, RunsScript)
         self._memory = memory_growth_on(self.device)
         self.engine = self.make_engine(self.members)
 
@@ -200,14 +205,15 @@ class TrainingSteps(JobState):
         batches = self._batches(next_generation)
         self._boundary.begin_step()
         self.function.iteration = self.iteration
-        self.model.train()
+        if not self._is_script:  # which sets the modes of its modules, as outside of a job
+            self.model.train()
         self._undeclared.begin_step(self.iteration)
         if (kept := self._kept_tensors.newly_kept(self.iteration)) and self.is_rank_0:
             self.telemetry.warn(
                 f"{names_in_short(kept, most=3)}: the code keeps tensors there that it has made while it trains. A "
-                "worker that joins, or starts again, has none of them, unless the code makes them again. Keep them in "
-                "an object with state_dict() that stateful() returns (a script: pass it to elasticflow.elastic()), or "
-                "in a file"
+                "worker that joins, or starts again, has none of them, unless the code makes them again; and sums in "
+                "them count each part of a batch. Keep them in an object with state_dict() that stateful() returns (a "
+                "script: pass it to elasticflow.elastic()), or keep numbers: loss.item()"
             )
         returned = self._compute([partial(self._train, batch) for batch in batches])
         self._structure.require_unchanged(self.iteration)
@@ -250,9 +256,17 @@ class TrainingSteps(JobState):
             )
         if (differing := self.additional.newly_differing()) and self.is_rank_0:
             names = names_in_short([_as_written(name) for name in differing], most=3)
+            subject, instead = (
+                ("the script", "on_step() gets the mean loss of the whole batch")
+                if self._is_script
+                else (
+                    "train()",
+                    "Return it from train(), which gives the mean of the whole batch, or take elasticflow.mean() of it",
+                )
+            )
             self.telemetry.warn(
-                f"train() gives {names} another value for each part of a batch, of which that of the last part stays. "
-                "Return it from train(), which gives the mean of the whole batch, or take elasticflow.mean() of it"
+                f"{subject} gives {names} another value for each part of a batch, of which that of the last part "
+                f"stays. {instead}"
             )
         self.iteration += 1
         self.is_over = agreement.over
@@ -271,7 +285,7 @@ class TrainingSteps(JobState):
         self._plain_has_differed = True
         mine = self.additional.changed_plain()
         of_last_part = self.members.from_last_virtual_node(mine)
-        self.additional.note_differing(name for name, plain in of_last_part.items() if mine.get(name, self) != plain)
+        self.additional.note_differing({name: mine[name] for name in mine if name in of_last_part}, of_last_part)
         self.additional.set_plain(of_last_part)
 
     def _batches(self, next_generation: RendezvousSpecification | None) -> list[Any]:

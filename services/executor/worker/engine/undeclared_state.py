@@ -13,7 +13,7 @@ numpy. Such a job fails with a sentence. A tensor that train() makes is no state
 import gc
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from types import FrameType, ModuleType
@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY, sampled_bits
+from elasticflow.services.executor.worker.engine.plain_state import Namespace
 from elasticflow.services.executor.worker.engine.plain_values import is_too_large
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.users_code import is_users_frame, items_of
@@ -210,10 +211,13 @@ class _CopyOnWrite(TorchDispatchMode):
 
 _SEARCHES = 2  # in the first steps: train() may make a module in its first call
 _MOST_ITEMS = 100_000  # of containers and objects in attributes: the others are data
+_OF_MODEL = "model."  # names of attributes of modules
 _DEPTH = 4  # of containers and objects in them
 _NO_STATE = (nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset, type, ModuleType)  # or found otherwise
 
 Named = tuple[str, torch.Tensor]
+HeldObjects = Callable[[], Iterable[Namespace]]
+"""Modules of the model and objects of a library, with the attributes that user code gives them."""
 
 
 @runtime_checkable
@@ -234,8 +238,10 @@ class UndeclaredState:
         optimizer: torch.optim.Optimizer,
         additional: AdditionalState,
         job: object,
+        held: HeldObjects = tuple,
     ) -> None:
         self._model, self._optimizer, self._additional, self._job = model, optimizer, additional, job
+        self._held = held
         self._searches_left = _SEARCHES
         self._found: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._there: list[tuple[str, torch.Tensor]] = []
@@ -268,7 +274,8 @@ class UndeclaredState:
                 f"train() changed {names[0]} in iteration {iteration}, which is no state of the job: workers that join "
                 "and checkpoints would not have it, and it changes once for each part of a batch. Make it a part of "
                 "the model that init_model() returns, or return it from stateful() (a script: pass it to "
-                "elasticflow.elastic() behind the optimizer)"
+                "elasticflow.elastic() behind the optimizer, or to elastic_trainer() behind the trainer; a library's "
+                "callback: give it state_dict() and load_state_dict())"
             )
 
     def _replaced(self) -> list[str]:
@@ -279,7 +286,11 @@ class UndeclaredState:
         return [
             name
             for name, tensor in self._in_attributes.items()
-            if (other := now.get(name)) is not None and other is not tensor and not _same(tensor, other)
+            if (other := now.get(name)) is not None
+            and other is not tensor
+            and not _same(tensor, other)
+            # a module may replace a mask or the like, which it has for the last batch, by a larger one
+            and (other.shape == tensor.shape or not name.startswith(_OF_MODEL))
         ]
 
     def _search(self) -> Iterator[Named]:
@@ -300,10 +311,10 @@ class UndeclaredState:
         declared, known = self.declared_storages(), {id(each) for each in self._additional.objects.values()}
         return [
             (name, item)
-            for name, item in self._as_tensors(items_of_user(self._job, _MOST_ITEMS, known))
+            for name, item in self._as_tensors(items_of_user(self._job, _MOST_ITEMS, known, self._held))
             if (item.numel() > 1 and item.layout is torch.strided)
             and (self._first_names is None or name in self._first_names)
-            and (shapes is None or item.shape in shapes)
+            and (shapes is None or item.shape in shapes or name.startswith(_OF_MODEL))
             and item.untyped_storage()._cdata not in declared
         ]
 
@@ -338,13 +349,22 @@ class UndeclaredState:
         yield from self._additional.state()[1]
 
 
-def items_of_user(job: object, most: int, known: Set[int] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """Attributes of the job, or variables of a script, and what these hold, by name. most: items. known: ids of objects
-    that are not looked into."""
+def items_of_user(
+    job: object, most: int, known: Set[int] = frozenset(), held: HeldObjects = tuple
+) -> Iterator[tuple[str, Any]]:
+    """Attributes of the job and of held objects, or variables of a script, and what these hold, by name. most: items.
+    known: ids of objects that are not looked into."""
     if isinstance(job, RunsScript):
         roots = _variables_of(job.script_frames())
     else:
         roots = {f"self.{name}": value for name, value in vars(job).items()}
+    roots |= {
+        space.prefix + name: value
+        for space in held()
+        if space.of not in known
+        for name, value in space.values.items()
+        if name not in space.without and space.only is None
+    }
     items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, most, known))
     return islice(items, most)
 

@@ -28,6 +28,7 @@ _NAMES_IN_STATE = frozenset(
         "buffers",
         "gradients",
         "attributes",
+        "records",
         "iteration",
         "epoch",
         "samples",

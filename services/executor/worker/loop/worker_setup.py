@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, 
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
 from elasticflow.services.executor.worker.engine.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import buffers_of
 from elasticflow.services.executor.worker.engine.job_state import JobObjects, load_volatile_buffers, make_job_objects
 from elasticflow.services.executor.worker.engine.redistribution import redistribute
 from elasticflow.services.executor.worker.engine.restored_state import Restored, require_fitting, restored_state
@@ -305,11 +306,13 @@ def set_up(
     if dataset.stream is not None and "stream" in state:
         _come_to(dataset.stream.resume(state["stream"]), read_ahead, telemetry)
     if isinstance(function, ElasticScript):
-        with in_users_code("before its first batch"):
+        kept = _kept_behind_the_loops_beginning(objects) if "model" in state else nullcontext()
+        with kept, in_users_code("before its first batch"):
             function.enter_loop(state["iteration"], dataset)
         objects.additional.note_first_plain()
+        objects.additional.records.write(state.get("records", {}))
     plain = state.get("attributes", {})
-    if isinstance(function, ElasticScript) and not function.begins_epoch:
+    if isinstance(function, ElasticScript) and not function.is_looped_by_library and not function.begins_epoch:
         function.loop_state.join(plain)
     else:
         objects.additional.set_plain(plain)
@@ -339,6 +342,19 @@ def set_up(
     )
     trainer.begin_generation(assignment.plan.generation, assignment.plan.gpu_types_by_rank)
     return trainer, transfer, lost_checkpoints
+
+
+@contextmanager
+def _kept_behind_the_loops_beginning(objects: JobObjects) -> Iterator[None]:
+    """A library's loop begins anew in this process, and its callbacks with it: they must not undo the job's state."""
+    additional, buffers = objects.additional, buffers_of(objects.model)
+    before = additional.snapshot(), [each.detach().clone() for each in buffers]
+    yield
+    snapshot, values = before
+    additional.restore(snapshot)
+    with torch.no_grad():
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
 
 
 def worker_engine(
@@ -377,6 +393,8 @@ def worker_engine(
     )
     if isinstance(function, ElasticScript):
         function.on_pass_end, function.on_pass_begin = steps.end_watching, steps.begin_pass
+        if function.is_looped_by_library:
+            steps.note_loss = function.note_loss
     return steps
 
 

@@ -5,12 +5,13 @@ receives the state of the job. Then one pass through its loop is one call of tra
 the evaluation at the job's end. It sees a world of one process, in which calls of torch.distributed have no effect.
 """
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,7 +22,15 @@ from elasticflow.services.executor.worker.data.loader_settings import DataSetAtt
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
-from elasticflow.services.executor.worker.engine.plain_state import LoopState, Namespace, Pass, namespaces_of_frames
+from elasticflow.services.executor.worker.engine.object_state import ModelState, namespace_of
+from elasticflow.services.executor.worker.engine.plain_state import (
+    LoopState,
+    Namespace,
+    Pass,
+    PlainState,
+    namespaces_of_frames,
+)
+from elasticflow.services.executor.worker.engine.plain_values import Attributes
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
@@ -138,6 +147,10 @@ class Steps(_Job):
         """No step follows in the job."""
         return self._script.has_ended
 
+    def end(self) -> None:
+        """The library's loop is left. Returns in one process alone, when the job has ended."""
+        self._script.end_loop()
+
 
 class Parts:
     """The parts of one step. If a peer is lost between two of them, the parts of the repeated step follow."""
@@ -145,16 +158,37 @@ class Parts:
     def __init__(self, script: "ElasticScript") -> None:
         self._script = script
 
+    @property
+    def mean_loss(self) -> torch.Tensor:
+        """The loss of the global batch, after the last part."""
+        return self._script.mean_loss
+
     def __iter__(self) -> Iterator[Any]:
         yield self._script.take_batch()
         while not self._script.is_last_part and self._script.wait_for_batch():
             yield self._script.take_batch()
 
 
+class HoldsState(Protocol):
+    """A library's loop. Objects have names that are the same in every process."""
+
+    def objects(self) -> Mapping[str, object]:
+        """Objects of which user code may have written the class: what it gives them is state."""
+        ...
+
+    def counters(self) -> Mapping[str, tuple[object, Sequence[str]]]:
+        """Objects of the library, and attributes that are state."""
+        ...
+
+    def records(self) -> Mapping[str, tuple[object, Sequence[str]]]:
+        """The same for what it only notes, such as a history with durations."""
+        ...
+
+
 # --- elastic script ------------------------------------------------------------------------------------
 
 _HOOK = "__elastic_worker__"  # where elasticflow.elastic looks for the worker, in the script's main module
-_READY, _NEXT = "elastic()", "the next batch"
+_READY, _NEXT, _END = "elastic()", "the next batch", "the job's end"
 _MOST_EMPTY_LOOPS = 1000  # in a row, after the end: such a script waits forever
 _HOW_TO_END = "Leave the loop at the end of an epoch, or let a metric condition or --iterations end the job"
 
@@ -179,6 +213,9 @@ class ElasticScript:
         self.global_batch_size = spec.global_batch_size
         self.length = JobLength(spec)
         self.loop_state = LoopState(self._namespaces)
+        self.records = PlainState(self._record_namespaces)
+        self._library: HoldsState | None = None
+        self._of_model: ModelState | None = None
         self._seed = spec.seed
         self._settings: LoaderSettings | None = None
         self._epochs: Epochs | None = None
@@ -202,7 +239,9 @@ class ElasticScript:
         self._has_failed = False  # e.g. for lack of memory: its loop cannot be resumed
         self._num_empty_loops = 0
         self._exited = ""  # the call that ended the script, with status 0
+        self._has_left_loop = self._has_returned = False
         self.is_looped_by_library = False  # one pass through its loop is a step, not a part of one
+        self.mean_loss = torch.tensor(math.nan)  # of the global batch, in a library's loop
         self.is_last_part = False  # of the present step, in this process
         self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
         self.on_pass_begin: Callable[[Pass], None] = lambda kind: None  # and when it gets one
@@ -268,8 +307,9 @@ class ElasticScript:
 
     def _resume_loop(self) -> None:
         outcome = self._thread.resume(None)
-        self.is_over = isinstance(outcome, Returned)
+        self._has_returned = isinstance(outcome, Returned)
         self._exited = outcome.value if isinstance(outcome, Returned) else ""
+        self.is_over = self._has_returned or self._has_left_loop
 
     @property
     def _left_loop(self) -> str:
@@ -285,8 +325,8 @@ class ElasticScript:
         """Run the code behind the loop."""
         del model
         self.has_ended = True
-        if not self.is_over:
-            self._thread.resume(None)
+        if not self._has_returned:
+            self._resume_loop()
             self.is_over = True
         return self._reported
 
@@ -300,11 +340,11 @@ class ElasticScript:
         *further: Stateful,
         virtual_nodes: int = 0,
         on_step: OnStep | None = None,
-        is_looped_by_library: bool = False,
+        library: HoldsState | None = None,
     ) -> Batches | Steps:
         """elasticflow.elastic(...): return when these objects hold the job's state.
 
-        is_looped_by_library: the loop is that of a library, which counts its passes as steps.
+        library: whose loop it is, and which counts its passes as steps.
         """
         if self._made is not None:
             raise TrainingFailed("elasticflow.elastic() was called twice: call it once, since a job trains one model")
@@ -317,7 +357,8 @@ class ElasticScript:
         self.length.epochs = self._epochs = self._epochs_of(self._settings)
         self._made = (loader, model, optimizer)
         self.virtual_nodes, self.on_step = virtual_nodes or self.virtual_nodes, on_step
-        self.is_looped_by_library = is_looped_by_library
+        self._library, self.is_looped_by_library = library, library is not None
+        self._of_model = ModelState(model, keeps_modes=True)
         for number, each in enumerate(further):
             self._stateful[f"{type(each).__name__}-{number}"] = each
             if hasattr(each, "step"):
@@ -325,7 +366,7 @@ class ElasticScript:
                 step_only_if(partial(self._may_step, check), each)
         self._watch(optimizer)
         self._thread.pause(_READY)
-        return Steps(self, loader) if is_looped_by_library else Batches(self, loader)
+        return Steps(self, loader) if self.is_looped_by_library else Batches(self, loader)
 
     def wait_for_batch(self) -> bool:
         """Whether another batch follows."""
@@ -337,6 +378,16 @@ class ElasticScript:
             self.on_pass_end()
             self._thread.pause(_NEXT)
         return bool(self._due)
+
+    def end_loop(self) -> None:
+        """A library's loop ends by itself: what follows runs once, in one process, after the last step."""
+        if not self.has_ended:
+            self._has_left_loop = True
+            self.on_pass_end()
+            self._thread.pause(_END)
+
+    def note_loss(self, mean_loss: torch.Tensor) -> None:
+        self.mean_loss = mean_loss
 
     def take_batch(self) -> Any:
         self.on_pass_begin(self.loop_state.begin_pass(self.iteration))
@@ -413,11 +464,29 @@ class ElasticScript:
             yield frame
             frame = frame.f_back
 
-    def _namespaces(self) -> Iterable[Namespace]:
-        """Variables of the loop. A library counts its steps by itself."""
-        if self.is_looped_by_library or self.is_over:
-            return ()
-        return namespaces_of_frames(filter(is_users_frame, self.script_frames()))
+    def _namespaces(self) -> Iterator[Namespace]:
+        """Variables of the loop, and what user code keeps in the model and in the objects of a library."""
+        if not self.is_over:
+            yield from namespaces_of_frames(filter(is_users_frame, self.script_frames()))
+            yield from self.object_namespaces()
+
+    def object_namespaces(self) -> Iterator[Namespace]:
+        """Attributes that user code gives modules of the model, and what a library holds."""
+        if self._of_model is not None:
+            yield from self._of_model.namespaces
+        if self._library is not None:
+            held = (namespace_of(f"{name}.", each) for name, each in self._library.objects().items())
+            yield from (each for each in held if each is not None)
+            yield from (
+                Namespace(f"{name}.", Attributes(each), only=frozenset(names))
+                for name, (each, names) in self._library.counters().items()
+            )
+
+    def _record_namespaces(self) -> Iterator[Namespace]:
+        """What a library notes, and training does not depend on: it may differ between workers."""
+        if self._library is not None and not self.is_over:
+            for name, (each, names) in self._library.records().items():
+                yield Namespace(f"{name}.", Attributes(each), only=frozenset(names))
 
     def _may_step(self, schedule: ScheduleCheck, *arguments: Any) -> bool:
         """Whether a schedule acts: in the pass of the loop that steps, and between two steps."""
