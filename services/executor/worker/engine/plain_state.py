@@ -51,12 +51,16 @@ class PlainState:
         self._namespaces = namespaces
         self._known = frozenset(map(id, known))
         self._marked: Mapping[str, Plain] = {}  # before a step
+        self._there = frozenset[str]()  # names before it, also of what is not plain
         self.too_large = set[str]()  # names of containers that are data, because they are so large
         self._known_variables: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by namespace: all names, these
 
     def mark(self) -> dict[str, Plain]:
         """A copy, by name, before a step: arrays that are there now last, and are written in place from now on."""
         self._marked = self.read()
+        self._there = frozenset(
+            space.prefix + name for space in self._namespaces() if space.may_delete for name in self._variables(space)
+        )
         return dict(self._marked)
 
     def read(self) -> dict[str, Plain]:
@@ -64,7 +68,8 @@ class PlainState:
         return {space.prefix + name: plain for space in self._namespaces() for name, plain in self._plain_in(space)}
 
     def write(self, state: Mapping[str, Plain], *, deletes: bool = False) -> None:
-        """Give the names these values, in the containers that are there. deletes: other plain values."""
+        """Give the names these values, in the containers that are there. deletes: other plain values, with names that
+        were not there before the step."""
         is_of_here = any(isinstance(plain, OfObject) for plain in state.values())
         lasting = () if is_of_here else arrays_in(tuple(self._marked.values()))
         of = Objects(self._known, frozenset(lasting))
@@ -76,7 +81,8 @@ class PlainState:
                 if full.startswith(space.prefix) and _is_name(name := full.removeprefix(space.prefix), space)
             }
             changed = [name for name, plain in mine.items() if name not in now or now[name] != plain]
-            added = [name for name in now if name not in mine] if deletes and space.may_delete else []
+            others = [name for name in now if name not in mine] if deletes and space.may_delete else []
+            added = [name for name in others if space.prefix + name not in self._there]
             for name in changed:
                 assign(space.values, name, mine[name], of)
             for name in added:

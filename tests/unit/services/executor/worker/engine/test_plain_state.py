@@ -249,3 +249,23 @@ def test_weights_that_a_dict_holds_are_no_empty_dict_elsewhere() -> None:
     state.mark()
     there["best"] = {"weight": torch.ones(2)}
     assert "best" not in state.read()
+
+
+def test_a_list_of_tensors_that_is_emptied_stays_there() -> None:
+    """It was no plain value when the step began: it is none that the step has added."""
+    values: dict[str, Any] = {"outputs": [torch.ones(1)]}
+    state = of(values)
+    before = state.mark()
+    values["outputs"].clear()
+    values["added"] = 1
+    state.write(before, deletes=True)
+    assert values == {"outputs": []}
+
+
+def test_a_variable_that_a_pass_has_made_is_not_there_in_the_next_pass_of_its_step() -> None:
+    values: dict[str, Any] = {"steps": 0}
+    state = LoopState(lambda: [Namespace("", values, may_delete=True)])
+    assert state.begin_pass(3) == "new"
+    values |= {"steps": 1, "seen": True}
+    assert state.begin_pass(3) == "repeated"
+    assert values == {"steps": 0}
