@@ -1,6 +1,7 @@
 """Rows that are updated only after changes equal rows that are computed from scratch."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,28 @@ def test_who_waited_for_its_promise_counts_on_failures_from_then_on() -> None:
         kept = rows.table(state, 1.0)
     assert rows_of(kept) == rows_of(LiveJobRows().table(state, 1.0))
     assert kept.table.jobs.lost_JL[0, 0] > 0.0
+
+
+def test_migrations_cost_a_stop_once_a_node_shows_each_job_its_own_gpus() -> None:
+    """Workers that would have to see other GPUs of their node do not switch (docs/adr/0115)."""
+    config = replace(CONFIG, stop_free=True, resize_cost_s=10.0)
+    state = ledger_fold.evolve(PoolState(), events.PoolConfigured(config=config, at_s=0.0), 1)
+    joined = events.NodeJoined(node_id="n", incarnation="1", num_gpus=4, device="cpu", at_s=0.0)
+    promised = events.JobAdmitted(
+        job_id="a",
+        tenant="lab",
+        spec=spec(),
+        deadline_s=100.0,
+        minimum_satisfactory_share=(),
+        gpu_seconds=1.0,
+        at_s=0.0,
+    )
+    decision = events.PlanDecided(service="admission", based_on=2, now_s=1.0, events=(promised,))
+    for message in (joined, decision):
+        state = ledger_fold.evolve(state, message, state.sequence + 1)
+    rows = LiveJobRows()
+    rows.table(state, 1.0)
+    assert migration_cost(state).seconds(4) < resize_cost(state).seconds(4)
+    state = ledger_fold.evolve(state, replace(joined, node_id="m", separates_gpus=True), state.sequence + 1)
+    assert migration_cost(state) == resize_cost(state)
+    assert rows_of(rows.table(state, 1.0)) == rows_of(LiveJobRows().table(state, 1.0))

@@ -91,21 +91,19 @@ class LiveJobRows:
     def __init__(self, known: KnownCurves | None = None) -> None:
         self._known = KnownCurves() if known is None else known
         self._config: PoolConfig | None = None
-        self._num_gpus = 0
+        self._of_pool: tuple[int, tuple[Level, ...], ResizeCost, ResizeCost, float] | None = None
         self._cost: ResizeCost = FREE
-        self._levels: tuple[Level, ...] = ()
         self._migration_cost, self._migration_budget = FREE, 0.0
         self._forget()
 
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
         """The table of all admitted jobs at an instant; the caller owns its arrays."""
-        num_gpus, cost = state.num_gpus + num_draining_gpus(state), resize_cost(state)
-        levels, budget = promised_levels(state), migration_budget(state)
-        is_same = state.config is self._config and num_gpus == self._num_gpus and budget == self._migration_budget
-        if not is_same or cost != self._cost or levels != self._levels:
+        num_gpus, levels = state.num_gpus + num_draining_gpus(state), promised_levels(state)
+        of_pool = (num_gpus, levels, resize_cost(state), migration_cost(state), migration_budget(state))
+        if state.config is not self._config or of_pool != self._of_pool:
             self._forget()
-            self._config, self._num_gpus, self._cost, self._levels = state.config, num_gpus, cost, levels
-            self._migration_cost, self._migration_budget = migration_cost(state), budget
+            self._config, self._of_pool = state.config, of_pool
+            *_, self._cost, self._migration_cost, self._migration_budget = of_pool
         elif len(self._slots) > 2 * len(state.live_jobs) + 64:
             self._forget()
         if state.curves is not self._all_measured:
