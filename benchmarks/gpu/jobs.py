@@ -16,7 +16,7 @@ from benchmarks.engine.large_models import Gpt2OfFour, Gpt2OfOne
 from benchmarks.gpu.ranks import over_nccl
 from elasticflow import ElasticJob, Scalar
 from elasticflow.services.executor.worker.group import groups
-from elasticflow.services.executor.worker.group.transport import Transfer, Transport
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer, Transport
 
 GLOBAL_BATCH_SIZE = 48
 _NUM_SAMPLES, _SIDE, _WIDTH, _CLASSES = 192, 16, 32, 10
@@ -138,8 +138,8 @@ def _kill_in_transfer(job: ElasticJob, kill_at: int, mark: Path) -> None:
     """Set the killing transport for the groups of this process from now on."""
     make = groups.device_transport
 
-    def killing(gloo: Any, store: Any, rank: int, size: int, **settings: Any) -> Any:
-        transport = make(gloo, store, rank, size, **settings)
-        return _KillingTransport(transport, job, kill_at, mark) if rank == _KILLED_RANK else transport
+    def killing(gloo: Any, member: Membership, **settings: Any) -> Any:
+        transport = make(gloo, member, **settings)
+        return _KillingTransport(transport, job, kill_at, mark) if member.rank == _KILLED_RANK else transport
 
     groups.device_transport = killing

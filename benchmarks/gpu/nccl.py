@@ -5,7 +5,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -13,8 +15,9 @@ from benchmarks.engine.device import Device
 from benchmarks.gpu.ranks import Rank, Ranks, at_once, failures, free_bytes, synchronize
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.worker.group import groups
+from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
-from elasticflow.services.executor.worker.group.transport import Transfer
+from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 
 _LOSER = 1  # the rank that is killed
 _KNOWN_AFTER_S = 1.0  # the ledger reports a loss so long after it
@@ -190,8 +193,8 @@ def _absent(rank: Rank) -> Measured:
         time.sleep(2 * timeout_s)  # long enough for the other's abort
         raise PeerLost("it never arrived")
 
-    def within(*arguments: object, **settings: object) -> object:
-        return connect(*arguments, **{**settings, "timeout_s": timeout_s})  # pyright: ignore[reportArgumentType]
+    def within(gloo: GlooTransport, member: Membership, **settings: Any) -> object:
+        return connect(gloo, replace(member, timeout_s=timeout_s), **settings)
 
     groups.device_transport = never if rank.number else within  # pyright: ignore[reportAttributeAccessIssue]
     began_s = time.monotonic()

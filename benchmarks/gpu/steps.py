@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from benchmarks.engine.device import Device
-from benchmarks.engine.steady import PLAIN_MODE, steps_of_ranks
+from benchmarks.engine.steady import PLAIN_MODE, SteadyCase, steps_of_ranks
 from benchmarks.report import Measured, Row
 
 _MODES = (PLAIN_MODE, "fast", "bitwise_1", "bitwise_2", "bitwise_4", "bitwise_8")
@@ -25,14 +25,15 @@ def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     for model, size in ({"gpt2": 1} if quick else _SIZES).items():
         measured: Measured = {}
         for mode in _QUICK_MODES if quick else _MODES:
-            (taken,) = steps_of_ranks(
-                model,
-                (mode,),
+            case = SteadyCase(
+                model=model,
                 million_parameters=1 if quick else size,
                 num_workers=1,
                 rounds=_QUICK_ROUNDS if quick else _ROUNDS,
+                modes=(mode,),
                 device=device,
             )
+            (taken,) = steps_of_ranks(case)
             wall_s = taken[mode]["wall_s"]
             measured[mode] = {"step_s": statistics.median(wall_s), "least_s": min(wall_s)}
             if mode == PLAIN_MODE:

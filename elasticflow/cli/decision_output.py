@@ -100,7 +100,8 @@ def show_decision(
         case JobAdmitted():
             _show_admitted(decision, now_s, where)
         case JobRejected():
-            _show_rejected(decision, options)
+            had_ended = earlier is not None and earlier.tenant == decision.tenant and earlier.ended_at_s is not None
+            _show_rejected(decision, options if had_ended or decision.replaces else _with_next_name(options))
         case JobCancelled():
             say_line(f"cancelled {decision.job_id} {decision.reason}".rstrip(), "yellow")
         case JobFailed():
@@ -110,9 +111,9 @@ def show_decision(
 
 
 def note_replaced(job: Job, is_replaced: bool) -> None:
-    """Say that a submission takes the name of this ended job, if it does."""
+    """Say that a submission asks for the name of this ended job, if it does."""
     if is_replaced:
-        note(f"{job.job_id} {ended_in_words(job)}; its name is used again")
+        note(f"{job.job_id} {ended_in_words(job)}; this job asks for its name")
 
 
 def _show_earlier(job: Job, now_s: float) -> None:
@@ -146,14 +147,18 @@ def _show_admitted(event: JobAdmitted, now_s: float, where: Sequence[str]) -> No
     say_line(f"  follow it        {'    '.join(shlex.join(['eflow', *command, *where]) for command in commands)}")
 
 
+def _with_next_name(options: SubmissionOptions) -> SubmissionOptions:
+    """The options of another submission: the name of this one may have its answer."""
+    return replace(options, name=next_name(options.name) if options.name else "")
+
+
 def _show_rejected(event: JobRejected, options: SubmissionOptions) -> None:
     say_line(f"rejected  {event.job_id}: {event.explanation}", "red")
     if event.earliest_deadline_s is not None:
         left_s = math.ceil(event.earliest_deadline_s - event.at_s)
         when = clock_time(event.earliest_deadline_s, now_s=event.at_s)
         say_line(f"  earliest deadline  {when} (in {duration_in_words(left_s)})")
-        again = replace(options, deadline=f"{left_s}s", name=next_name(options.name) if options.name else "")
-        say_line(f"  take it            {again.command()}")
+        say_line(f"  take it            {replace(options, deadline=f'{left_s}s').command()}")
     for offer in other_offers(event):
         _show_offer(offer, event, options)
     if event.reason == "duplicate":
@@ -172,7 +177,6 @@ def _show_offer(offer: Offer, event: JobRejected, options: SubmissionOptions) ->
         deadline=f"{math.ceil(offer.deadline_s - event.at_s)}s",
         iterations=offer.max_iterations,
         batch=offer.global_batch_size if other_batch else options.batch,
-        name=next_name(options.name) if options.name else "",
     )
     say_line(f"  take it            {again.command()}")
 

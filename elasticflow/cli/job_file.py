@@ -226,6 +226,16 @@ class JobFileCommand(TyperCommand):
     """Reads the options of a job file before those of the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return self._parsed(ctx, args)
+        except Exception as error:
+            if (option := getattr(error, "option_name", "")) and "--" not in args:
+                script = next((word for word in args if word.endswith(".py")), "")
+                where = f"; an argument of the script comes after --: {script} -- {option} ..." if script else ""
+                error.message = f"No such option: {option}{where}"  # pyright: ignore[reportAttributeAccessIssue]
+            raise
+
+    def _parsed(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # the shell completes a word
             return super().parse_args(ctx, args)
         typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))

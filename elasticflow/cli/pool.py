@@ -19,7 +19,7 @@ from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
 from elasticflow.client.operator_decisions import configure as configure_pool
-from elasticflow.client.pool_endpoint import DATA_DIR, find_endpoint, find_run_file, holder_of, read_run_file
+from elasticflow.client.pool_endpoint import DATA_DIR, Endpoint, find_run_file, holder_of, read_run_file
 from elasticflow.errors import InvalidJob, UnknownJob
 from elasticflow.history.formatting import limits_in_words, schedule_in_words
 from elasticflow.shared.errors import ElasticFlowError, names_in_short
@@ -132,8 +132,12 @@ def down(data_dir: DataDir = None, as_json: Json = False) -> None:
 def _unfinished(data_dir: Path) -> list[Job]:
     """The live jobs of the pool, by name; none if it does not answer soon."""
 
+    if (run := read_run_file(data_dir)) is None:
+        return []
+    endpoint = Endpoint(nats_url=run.nats_url, pool=run.pool, data_dir=data_dir)  # whatever NATS_URL and EF_POOL name
+
     async def live_jobs() -> list[Job]:
-        async with asyncio.timeout(_ANSWER_TIMEOUT_S), Client.connect(find_endpoint(data_dir=data_dir)) as client:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S), Client.connect(endpoint) as client:
             state = await client.state()
         return [state.live_jobs[job_id] for job_id in sorted(state.live_jobs)]
 
@@ -203,7 +207,7 @@ def drain(
     No promise rests on the node beyond its end. Shortly before (leave_s of the
     pool, 30 s), its jobs move to other GPUs or shrink, and the node leaves.
     Promises that no longer hold are reported, as after the loss of a node.
-    With `never` the node stays.
+    With `never` the node stays, also beyond an end that it named itself.
 
     \b
     Examples:

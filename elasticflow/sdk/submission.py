@@ -2,16 +2,18 @@
 
 import copy
 import importlib
+import inspect
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from elasticflow.client.command_requests import Package
-from elasticflow.errors import InputUnusable
+from elasticflow.errors import InputUnusable, did_you_mean
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.packaging import PackagingFailed, package
 from elasticflow.sdk.script import Script, TorchrunScript
@@ -138,8 +140,15 @@ def _found(target: str, code: Package | None, kind: Literal["class", "function"]
         reason = f"importing {module_name} failed: {_in_a_line(error)}{_advice(target, error)}"
         raise _not_loadable(target, reason) from error
     if not hasattr(module, name):
-        raise _not_loadable(target, f"{module_name} has no {kind} {name}")
+        raise _not_loadable(target, f"{module_name} has no {kind} {name}{did_you_mean(name, _of_kind(module, kind))}")
     return getattr(module, name)
+
+
+def _of_kind(module: ModuleType, kind: Literal["class", "function"]) -> list[str]:
+    """The public names of what is defined in this module."""
+    is_of_kind = inspect.isclass if kind == "class" else inspect.isfunction
+    there = inspect.getmembers(module, is_of_kind)
+    return [name for name, value in there if not name.startswith("_") and value.__module__ == module.__name__]
 
 
 def _advice(target: str, error: Exception) -> str:

@@ -345,7 +345,10 @@ def _taken(state: PoolState, known: Job, submission: SubmittedJob) -> str:
     taken, is_own_end = f"the name {known.job_id} is taken by another job", known.tenant == submission.tenant
     if known.live or not is_own_end:
         return f"{taken}, {of}; {free} is free"
-    return f"{taken}, {of} and {known.phase.value}; {free} is free, and `replaces` {known.identity} takes this one"
+    return (
+        f"{taken}, {of} and {known.phase.value}; {free} is free, and --again takes this one "
+        f"(in a message: replaces = {known.identity})"
+    )
 
 
 def _is_reserved_by_another(whole: AdmissionSession, submission: SubmittedJob) -> bool:

@@ -346,7 +346,7 @@ async def test_two_submissions_with_one_id(user: User) -> None:
     )
     assert "twice-2 is free" in answer["explanation"]
     other = await user.eflow(*command, "--iterations", "5")
-    assert other.err.startswith("twice failed; its name is used again\n")
+    assert other.err.startswith("twice failed; this job asks for its name\n")
     assert (other.status, other.value["decision"]) == (1, "failed")
     await user.job_has_ended("twice", Phase.FAILED)
 

@@ -33,7 +33,7 @@ async def test_a_command_that_continues_its_own_name_starts_no_third_job_by_itse
     continued = await cli.eflow(*SUBMIT, "--from", "han")
     assert continued.status == 0, continued.out + continued.err
     assert continued.err == (
-        "it begins from the checkpoint of iteration 40 of han\nhan failed at iteration 43; its name is used again\n"
+        "it begins from the checkpoint of iteration 40 of han\nhan failed at iteration 43; this job asks for its name\n"
     )
     (job,) = (await cli.eflow("jobs", "--json")).value
     assert (job["iteration"], job["max_iterations"]) == (40, 100)
@@ -104,7 +104,7 @@ async def test_a_finished_job_is_continued_under_another_name_and_under_its_own(
 
     third = await user.python(*submit, "--name", "longer", "--iterations", "70", "--from", "longer", "--again")
     assert third.status == 0, third.out + third.err
-    assert "longer finished at iteration 50; its name is used again" in third.err
+    assert "longer finished at iteration 50; this job asks for its name" in third.err
     assert await steps_of("longer") == list(range(50, 70))
     ended = (await pool.ended(["longer"])).ended_jobs["longer"]
     assert (ended.phase, ended.iteration) == (Phase.FINISHED, 70)

@@ -31,7 +31,7 @@ async def test_a_mended_job_takes_the_name_and_an_unchanged_one_only_if_it_is_as
     assert unchanged.status == 1
     assert "nothing was submitted now; to run it again: --again" in unchanged.out
     mended = await cli.eflow(*MENDED)
-    assert (mended.status, mended.err) == (0, "han failed at iteration 40; its name is used again\n"), mended.out
+    assert (mended.status, mended.err) == (0, "han failed at iteration 40; this job asks for its name\n"), mended.out
     assert mended.out.startswith("admitted  han")
     repeated = await cli.eflow(*MENDED)
     assert repeated.status == 0
@@ -42,7 +42,7 @@ async def test_a_mended_job_takes_the_name_and_an_unchanged_one_only_if_it_is_as
     assert third.status == 1, "a retry starts no third job by itself"
     assert "failed    han: boom" in third.out
     again = await cli.eflow(*MENDED, "--again")
-    assert again.err == "han failed at iteration 7; its name is used again\n"
+    assert again.err == "han failed at iteration 7; this job asks for its name\n"
     assert again.status == 0
 
     explained = await cli.eflow("explain", "han")
@@ -63,7 +63,7 @@ async def test_a_rejection_leaves_the_name_to_the_job_that_had_it(cli: CommandLi
     assert (await cli.eflow("cancel", "han")).status == 0
     rejected = await cli.eflow(*SUBMIT, "--iterations", "100000")
     assert rejected.status == 1
-    assert rejected.err == "han was cancelled; its name is used again\n"
+    assert rejected.err == "han was cancelled; this job asks for its name\n"
     assert "the name han stays that of the job that had it" in rejected.out
     (job,) = (await cli.eflow("jobs", "--all", "--json")).value
     assert job["activity"] == "cancelled"
@@ -80,7 +80,7 @@ async def test_the_name_of_a_finished_job_is_taken_only_on_request(cli: CommandL
     assert "submitted with other code or options and finished; han-2 is free" in refused.out
     assert "--again takes the name of an ended job of yours" in refused.out
     taken = await cli.eflow(*MENDED, "--again", "--detach")
-    assert (taken.out, taken.err) == ("submitted han\n", "han finished at iteration 100; its name is used again\n")
+    assert (taken.out, taken.err) == ("submitted han\n", "han finished at iteration 100; this job asks for its name\n")
     waited = await cli.eflow(*MENDED)
     assert "han was admitted already" in waited.out
     (job,) = (await cli.eflow("jobs", "--json")).value
@@ -152,7 +152,7 @@ async def test_a_script_that_failed_is_mended_and_trains_under_the_same_name(
 
     file.write_text(TRAIN.replace("VERSION", "mended"))
     mended = await user.python(*submit)
-    assert "han failed at iteration 20; its name is used again" in mended.err
+    assert "han failed at iteration 20; this job asks for its name" in mended.err
     assert mended.status == 0, mended.out + mended.err
     second = (await pool.ended(["han"])).ended_jobs["han"]
     assert (second.phase, second.iteration) == (Phase.FINISHED, 40)

@@ -12,6 +12,7 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import PoolState
 
 MEASUREMENT_S = 3.0  # the first step twice and at least three more: 0.6 s or longer, by the length of a step
+_SAME_END_S = 0.001
 LONGEST_LOAN_S = 60.0  # of a run on one number of GPUs that takes longer, so that it does not use up all slack
 
 
@@ -36,14 +37,23 @@ def promises_beside(
 ) -> PlannedPool | None:
     """The promises without `num_aside` GPUs and beside loans; None if that breaks one of them or a quote reservation.
 
-    Late jobs lend nothing: they would end later still. whole: the promises on all GPUs.
+    Late jobs lend and give up nothing: they would end later still. whole: the promises on all GPUs.
     """
     if num_aside > state.num_gpus:  # possible after the loss of a node
         return None
     pool = planned_pool(state, now_s, cache, num_gpus=state.num_gpus - num_aside, loans=loans)
-    keeps_as_much = set(pool.plan.late_jobs) <= set(whole.plan.late_jobs) and pool.held == whole.held
+    ends, ends_beside = _late_ends(whole), _late_ends(pool)
+    keeps_as_much = ends_beside.keys() <= ends.keys() and pool.held == whole.held
+    delays = any(end_s > ends[job_id] + _SAME_END_S for job_id, end_s in ends_beside.items() if job_id in ends)
     lends = not (loans and (pool.plan.late or pool.plan.overcommitted))
-    return pool if keeps_as_much and lends else None
+    return pool if keeps_as_much and lends and not delays else None
+
+
+def _late_ends(pool: PlannedPool) -> dict[str, float]:
+    """When each job ends whose promise cannot be kept; inf if it has too few GPUs."""
+    plan = pool.plan
+    schedules = ((plan.table.job_ids[row], plan.table.schedule(row)) for row in plan.late)
+    return {job_id: schedule[-1].end_s if schedule else math.inf for job_id, schedule in schedules}
 
 
 def free_from_s(plan: AdmissionPlan, num_gpus: int, lasting_s: float) -> float:

@@ -105,8 +105,8 @@ def test_an_earlier_rejection_is_said_to_be_one_and_its_offers_are_over(capsys: 
 @pytest.mark.parametrize(
     ("phase", "iteration", "said"),
     [
-        (Phase.FAILED, 40, "j1 failed at iteration 40; its name is used again"),
-        (Phase.CANCELLED, 0, "j1 was cancelled; its name is used again"),
+        (Phase.FAILED, 40, "j1 failed at iteration 40; this job asks for its name"),
+        (Phase.CANCELLED, 0, "j1 was cancelled; this job asks for its name"),
     ],
 )
 def test_a_job_that_takes_the_name_of_an_ended_one_is_new(
@@ -123,6 +123,8 @@ def test_a_job_that_takes_the_name_of_an_ended_one_is_new(
     refused = rejected(job_id="j1", explanation="does not fit", replaces="0123456789abcdef", at_s=NOW_S + 9.0)
     show_decision(refused, options, now_s=NOW_S + 9.0, earlier=earlier)
     assert capsys.readouterr().out.splitlines()[-1] == "  the name j1 stays that of the job that had it"
+    show_decision(replace(refused, earliest_deadline_s=NOW_S + 30.0), options, now_s=NOW_S + 9.0, earlier=earlier)
+    assert "--name j1\n" in capsys.readouterr().out.replace(" \n", "\n")
 
 
 def test_a_job_that_was_rejected_before_is_new(capsys: pytest.CaptureFixture[str]) -> None:

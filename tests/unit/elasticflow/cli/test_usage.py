@@ -21,7 +21,7 @@ from elasticflow.cli.option_table import rows_of
 from elasticflow.cli.option_values import parse_data, parse_setting, read_secret
 from elasticflow.cli.up import cpu_slots_in_words, show_pool
 from elasticflow.client.operator_decisions import configure, read_config
-from elasticflow.client.pool_endpoint import RunFile
+from elasticflow.client.pool_endpoint import Endpoint, RunFile
 from elasticflow.errors import InvalidJob
 from elasticflow.sdk.requirements import read_requirements
 from elasticflow.sdk.submission import load
@@ -638,3 +638,42 @@ def test_down_names_the_jobs_that_did_not_end(nowhere: Path, monkeypatch: pytest
     _, shown = eflow("down", "--data-dir", str(nowhere))
     said = " ".join(shown.split())
     assert "1 job of it did not end (a): `eflow up` goes on with them; the first promise is due" in said
+
+
+def test_down_asks_the_pool_of_its_folder_whatever_the_environment_names(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Endpoint]()
+    run = RunFile(pid=1, nats_url="nats://here:1", pool="north", data_dir=str(nowhere), started_at_s=NOW_S)
+    monkeypatch.setenv("NATS_URL", "nats://elsewhere:1")
+    monkeypatch.setenv("EF_POOL", "south")
+    monkeypatch.setattr("elasticflow.cli.pool.read_run_file", lambda folder: run)
+    monkeypatch.setattr("elasticflow.cli.pool.holder_of", lambda folder: 1)
+    monkeypatch.setattr("elasticflow.cli.pool._stop", lambda folder, pid: None)
+
+    def connect(endpoint: Endpoint) -> None:
+        asked.append(endpoint)
+        raise OSError
+
+    monkeypatch.setattr("elasticflow.cli.pool.Client.connect", connect)
+    eflow("down", "--data-dir", str(nowhere))
+    assert [(endpoint.nats_url, endpoint.pool) for endpoint in asked] == [("nats://here:1", "north")]
+
+
+def test_a_class_that_a_file_lacks_is_compared_with_those_it_has(nowhere: Path) -> None:
+    (nowhere / "houses.py").write_text("from elasticflow import ElasticJob\n\n\nclass Houses(ElasticJob): ...\n")
+    status, shown = eflow("submit", "houses.py:House", "--deadline", "1h")
+    assert status == 2
+    assert "houses has no class House; did you mean Houses?" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("options", [("--epochs", "10"), ("--lr=0.1",)])
+def test_an_argument_of_a_script_without_dashes_before_is_told_where_it_goes(
+    nowhere: Path, options: tuple[str, ...]
+) -> None:
+    (nowhere / "train.py").write_text("")
+    status, shown = eflow("submit", "train.py", "--batch", "8", "--deadline", "1h", *options)
+    assert status == 2
+    said = " ".join(shown.replace("│", "").split())
+    name = options[0].partition("=")[0]
+    assert f"No such option: {name}; an argument of the script comes after --: train.py -- {name} ..." in said

@@ -248,3 +248,28 @@ def test_a_loan_takes_no_gpu_of_a_job_that_would_start_over() -> None:
     )
     unknown(history, "u")
     assert shares(history) == {"script": 2}
+
+
+def test_a_late_job_keeps_its_gpus_beside_a_job_of_unknown_speed() -> None:
+    """It would end later still, for a measurement that may last as long as it."""
+    history = pool(8)
+    history.decided(ADMISSION, submit("p", deadline_s=NOW_S + 60.0))
+    planned(history, NOW_S)
+    history.started("p", at_s=NOW_S + COST_S)
+    planned(history, NOW_S + 70.0)
+    assert planned_pool(history.state, NOW_S + 70.0).plan.late_jobs == ("p",)
+    before = shares(history)
+    history.decided(ADMISSION, submit("u", model_name="u", deadline_s=NOW_S + 9_000.0), now_s=NOW_S + 70.0)
+    planned(history, NOW_S + 70.0)
+    assert shares(history) == before
+
+
+def test_a_job_of_unknown_speed_is_measured_on_gpus_that_a_late_job_cannot_use() -> None:
+    history = pool(8)
+    history.decided(ADMISSION, submit("p", max_gpus=2, deadline_s=NOW_S + 60.0))
+    planned(history, NOW_S)
+    history.started("p", at_s=NOW_S + COST_S)
+    history.decided(ADMISSION, submit("u", model_name="u", deadline_s=NOW_S + 9_000.0), now_s=NOW_S + 70.0)
+    planned(history, NOW_S + 70.0)
+    assert planned_pool(history.state, NOW_S + 70.0).plan.late_jobs == ("p",)
+    assert shares(history) == {"p": 2, "u": 1}
