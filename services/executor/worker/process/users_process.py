@@ -214,7 +214,6 @@ class UsersProcess:
         os.kill(os.getpid(), number)
 
     def _ends(self, reason: str) -> None:
-        log.error("worker_ends", reason=reason, where=self.where)
         self.report_progress()
         self._send(Ending(reason=f"{reason}{f' ({self.where})' if self.where else ''}"))
         sys.stdout.flush()
