@@ -8,7 +8,13 @@ import math
 from dataclasses import replace
 
 from elasticflow.services.admission.quota_rules import QuotaRequest, objection
-from elasticflow.services.admission.rejection import no_deadline, size_problems, why_no_type, why_unquotable
+from elasticflow.services.admission.rejection import (
+    continuation_problems,
+    no_deadline,
+    size_problems,
+    why_no_type,
+    why_unquotable,
+)
 from elasticflow.services.admission.session import AdmissionSession, SessionsByType
 from elasticflow.shared.messages.commands import ReserveQuote, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, QuoteRejected, QuoteReserved
@@ -114,7 +120,7 @@ def _quote_obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> st
         return f"job_id: {command.job_id} names another job or quote already; choose another"
     if command.spec.job_class is not JobClass.SLO:
         return f"job_class: only slo jobs are promised a deadline, not {command.spec.job_class.value}"
-    if problems := size_problems(state, command.spec):
+    if problems := [*size_problems(state, command.spec), *continuation_problems(state, command.spec, command.tenant)]:
         return "; ".join(problems)
     num_reserved = sum(quote.tenant == command.tenant for quote in state.quotes_at(now_s))
     if num_reserved >= MAX_QUOTE_RESERVATIONS:

@@ -195,7 +195,7 @@ def relieved_until_s(state: PoolState) -> set[float]:
 def _is_due(state: PoolState, job: Job, num_gpus: int, slow: Collection[GpuId]) -> bool:
     if _waits_for_other_type(state, job):
         return False
-    is_outdated = (job.broken or job.has_outdated_spec) and bool(job.gpus)
+    is_outdated = (job.broken or job.has_outdated_spec or shows_lost_gpus(state, job)) and bool(job.gpus)
     if is_outdated or (state.draining and not state.draining.isdisjoint(nodes_of(job.gpus))):
         return True
     if job.predicted_speedup:  # slow GPUs take part as before once none counts as slow
@@ -204,6 +204,15 @@ def _is_due(state: PoolState, job: Job, num_gpus: int, slow: Collection[GpuId]) 
         return True
     may_be_mixed = job.num_added_gpus > 0 or job.job_id in state.virtual_nodes_by_type
     return may_be_mixed and placed_mix(state, job) != allocated_mix(state, job)
+
+
+def shows_lost_gpus(state: PoolState, job: Job) -> bool:
+    """Whether its workers see GPUs of their node that it has no more, and others may get (docs/adr/0115)."""
+    if not job.shown_gpus:
+        return False
+    own, nodes = {*job.gpus, *job.reserved_gpus}, set(nodes_of(job.gpus))
+    lost = (gpu.node_id for gpu in job.shown_gpus if gpu not in own and gpu.node_id in nodes)
+    return any(state.nodes[node_id].separates_gpus for node_id in lost)
 
 
 def _waits_for_other_type(state: PoolState, job: Job) -> bool:

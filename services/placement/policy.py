@@ -24,6 +24,7 @@ from elasticflow.services.placement.due_jobs import (
     new_generation,
     relieved_until_s,
     remaining_gpus,
+    shows_lost_gpus,
     shrunk_to_survivors,
 )
 from elasticflow.services.placement.promised_blocks import (
@@ -120,6 +121,7 @@ def _placed_as(state: PoolState, asked: _Asked, cache: PlanningCache) -> tuple[t
         next_one
         for job_id in sorted(anew)
         if _changes(
+            state,
             job := state.live_jobs[job_id],
             next_one := mixed_generation(state, job, own[job_id], added[job_id])
             if job_id in added
@@ -130,9 +132,9 @@ def _placed_as(state: PoolState, asked: _Asked, cache: PlanningCache) -> tuple[t
     return in_turns(state, placed, migrated, asked.now_s), meets_claims
 
 
-def _changes(job: Job, next_one: PlacedJob) -> bool:
+def _changes(state: PoolState, job: Job, next_one: PlacedJob) -> bool:
     is_same = (next_one.gpus, next_one.virtual_nodes_by_rank) == (job.gpus, job.virtual_nodes_by_rank)
-    return not is_same or job.broken or job.has_outdated_spec
+    return not is_same or job.broken or job.has_outdated_spec or shows_lost_gpus(state, job)
 
 
 def _within(part: PoolState, gpus_by_job: Mapping[str, tuple[GpuId, ...]]) -> dict[str, tuple[GpuId, ...]]:

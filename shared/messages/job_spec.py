@@ -167,8 +167,8 @@ class JobSpec:
 
     @property
     def own_iterations(self) -> int:
-        """The iterations from there on."""
-        return self.max_iterations - self.first_iteration
+        """The iterations from there on; 1 if none is left, which admission rejects."""
+        return max(self.max_iterations - self.first_iteration, 1)
 
     @property
     def entry(self) -> str:

@@ -33,7 +33,8 @@ def continued_folders(state: PoolState) -> set[str]:
     """The names of folders with checkpoints that live jobs begin from, until the first worker has linked them."""
     jobs = (job.spec.continues for job in state.live_jobs.values() if job.spec is not None)
     continued = [job for job in jobs if job is not None]
-    return {name for job in continued for name in (job.job_id, f"{job.job_id}.of-{job.identity}")}
+    aside = {f"{job.job_id}.of-{identity}" for job in continued for identity in job.writers}
+    return aside.union(job.job_id for job in continued)
 
 
 def data_in_use(state: PoolState) -> Iterator[tuple[str, str]]:

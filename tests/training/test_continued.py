@@ -114,3 +114,14 @@ async def test_a_job_that_wrote_none_passes_on_the_checkpoint_that_it_had_contin
     assert (await workers.first(Started)).iteration == 3
     await workers.first(Finished)
     await workers.ended()
+
+
+async def test_a_profiling_run_of_mended_code_needs_no_checkpoint(node, spec_of):
+    """It begins with fresh objects, among them those of stateful()."""
+    first, second = node.new_job_id(), node.new_job_id()
+    await finished(node, spec_of(FUNCTION, max_iterations=3), first, job_identity=FIRST)
+    spec = spec_of(FUNCTION, max_iterations=6, continues=continued(first, 3))
+    workers = await node.launch(spec, job_id=second, job_identity=SECOND, generation=2, purpose="profile")
+    assert (await workers.first(Started)).iteration == 0
+    workers.stop()
+    await workers.ended()

@@ -193,7 +193,7 @@ class LogPublisher:
                 return
             except Exception:  # jobs train on
                 self._log.exception("LogNotPublished", job_id=job_id)
-                del self._jobs[job_id]
+                self._forget(job_id, job)
         self._has_failed = False
 
     async def _publish_job(self, job_id: str, job: _JobLog, *, is_live: bool) -> None:
@@ -211,6 +211,11 @@ class LogPublisher:
             await self._bus.put_value(self._bucket, self._key(job_id, job, NEWEST), str(job.chunk.number).encode())
             job.newest = job.chunk.number
         if is_complete:
+            self._forget(job_id, job)
+
+    def _forget(self, job_id: str, job: _JobLog) -> None:
+        """A later job may have taken the id meanwhile."""
+        if self._jobs.get(job_id) is job:
             del self._jobs[job_id]
 
     def _new_lines(self, job_id: str, job: _JobLog, *, to_the_end: bool) -> list[LogLine]:

@@ -317,14 +317,15 @@ def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> N
     """
     own = data_dir / "checkpoints" / job_id
     with _locked(data_dir):
-        if any(_CHECKPOINT.fullmatch(file.name) for file in _regular_files(own)):
-            return
         found = {
             file.name: file
             for folder in _folders_of(data_dir, continued)
             for file in _regular_files(folder)
             if _CHECKPOINT.fullmatch(file.name)
         }
+        here = {file.name for file in _regular_files(own) if _CHECKPOINT.fullmatch(file.name)}
+        if here - found.keys():  # it has written some itself, or those of the other job are gone
+            return
         wanted = sorted(name for name in found if not continued.is_exact or _iteration(name) == continued.iteration)
         if not any(name.endswith(".ckpt") for name in wanted):
             iterations = sorted({_iteration(name) for name in found if name.endswith(".ckpt")})
@@ -343,9 +344,10 @@ _CHECKPOINT = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|p
 def _folders_of(data_dir: Path, job: ContinuedJob) -> Iterator[Path]:
     """Where its checkpoints may be: a later job of its id moves them aside."""
     place = data_dir / "checkpoints"
-    if are_folders_of(data_dir, job.job_id, job.identity):
-        yield place / job.job_id
-    yield place / f"{job.job_id}.of-{job.identity}"
+    for identity in job.writers:  # those that it had continued, too: it may have ended before it had any
+        if are_folders_of(data_dir, job.job_id, identity):
+            yield place / job.job_id
+        yield place / f"{job.job_id}.of-{identity}"
 
 
 def _regular_files(folder: Path) -> Iterator[Path]:
@@ -375,7 +377,9 @@ def _link(file: Path, target: Path) -> None:
     except FileExistsError:
         return
     except OSError:
-        shutil.copy2(file, target, follow_symlinks=False)
+        part = target.with_name(f".{target.name}")  # an executor that dies meanwhile leaves no half of a file
+        shutil.copy2(file, part, follow_symlinks=False)
+        part.replace(target)
 
 
 def forget_owners(data_dir: Path, live_jobs: Container[str]) -> None:

@@ -295,7 +295,7 @@ def set_up(
     )
     _check_data(dataset, state)
     require_same_virtual_nodes(function, virtual_nodes, state)
-    if spec.continues is not None and transfer is None:
+    if spec.continues is not None and transfer is None and assignment.purpose == "train":
         require_fitting(state, spec.continues, stateful, optimizer)
     objects.carried.load(state.get("gradients", {}))
     if "model" in state:

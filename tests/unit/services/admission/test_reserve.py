@@ -4,7 +4,7 @@ from elasticflow.services.admission.policy import POLICY
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ReserveQuote
-from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.job_spec import ContinuedJob, JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state import snapshot_encoding
@@ -194,3 +194,9 @@ def test_a_snapshot_holds_quotes_and_an_old_event_changes_nothing() -> None:
     assert evolve(state, events.QuoteRejected(job_id="a", explanation="", at_s=NOW_S), state.sequence) is state
     after = evolve(state, events.QuoteRejected(job_id="a", explanation="", at_s=NOW_S), state.sequence + 1)
     assert after.quote_reservations["a"] == quote
+
+
+def test_a_quote_for_iterations_that_are_done_is_refused_and_stops_nothing() -> None:
+    """A tenant may send any number: the source need not exist."""
+    continued = ContinuedJob(job_id="gone", identity="1" * 16, iteration=1_000)
+    assert "has no such job" in rejected(pool(1), hold("a", continues=continued))

@@ -1,5 +1,6 @@
 """Placement makes room for promised jobs, and moves other jobs only where the migration benefit is higher."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from testbed.histories import NOW_S, History, best_effort, pool, spec
+from tests.support.worker_events import joined
 
 PLAN = (NOW_S, NOW_S + 90.0)
 
@@ -336,3 +338,22 @@ def test_survivors_with_a_smaller_share_are_placed_like_any_other_job() -> None:
     history.decided(POLICY)
     allocated(history, b=4)
     assert history.decided(POLICY, now_s=OVER_S)[0].placements[0].gpus == ()
+
+
+def test_workers_that_see_gpus_which_the_job_gave_back_start_anew() -> None:
+    """Another job may get these (docs/adr/0115)."""
+    history = pool(4, 4, stop_free=True)
+    for node_id in ("node-0", "node-1"):
+        history.then(replace(joined("second", node_id), separates_gpus=True))
+    admitted(history, "a", best_effort())
+    allocated(history, a=4).decided(POLICY, now_s=NOW_S - 9.0)
+    history.started("a", at_s=NOW_S - 8.0)
+    crash(crash(history, 1), 2).decided(POLICY)
+    history.started("a", at_s=NOW_S + 1.0)
+    survivors = history.state.live_jobs["a"].gpus
+    assert len(history.state.live_jobs["a"].shown_gpus) == 4
+    allocated(history, a=len(survivors)).decided(POLICY, now_s=OVER_S)
+    a = history.state.live_jobs["a"]
+    assert (a.gpus, a.shown_gpus) == (survivors, tuple(sorted(survivors)))
+    assert not a.is_switching
+    assert history.decided(POLICY, now_s=OVER_S) == (), "once"

@@ -98,3 +98,19 @@ def test_links_that_a_worker_has_made_are_not_followed(data_dir: Path, tmp_path:
     folder.symlink_to(folder.with_name("other"))
     with pytest.raises(CannotPrepare):
         bring_checkpoints(data_dir, "luke", from_han(40))
+
+
+def test_what_an_executor_has_not_linked_before_it_died_is_linked_next(data_dir: Path) -> None:
+    own = data_dir / "checkpoints" / "leia"
+    own.mkdir(parents=True)
+    os.link(data_dir / "checkpoints" / "han" / name_of(20), own / name_of(20))
+    bring_checkpoints(data_dir, "leia", from_han(40))
+    assert brought(data_dir, "leia") == {name_of(20), name_of(40), name_of(40, part=0), name_of(40, part=1)}
+
+
+def test_a_job_that_ended_before_it_had_any_passes_on_those_that_it_had_continued(data_dir: Path) -> None:
+    take_folders(data_dir, "han", SECOND)  # which was cancelled before its first worker
+    take_folders(data_dir, "han", "3" * 16)
+    chain = ContinuedJob(job_id="han", identity=SECOND, iteration=40, earlier=(FIRST,))
+    bring_checkpoints(data_dir, "han", chain)
+    assert name_of(40) in brought(data_dir, "han")
