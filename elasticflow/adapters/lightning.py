@@ -116,7 +116,8 @@ _OF_LOGGERS = ("LearningRateMonitor", "DeviceStatsMonitor")  # which fail withou
 
 
 def is_of_class(each: Any, names: Sequence[str]) -> bool:
-    return any(kind.__name__ in names for kind in type(each).__mro__)
+    """Whether it is of a class of the library, or of one derived from it: users may have others of these names."""
+    return any(kind.__name__ in names and "lightning" in kind.__module__ for kind in type(each).__mro__)
 
 
 class _HeldState:
@@ -158,7 +159,8 @@ class _TrainedJob:
         self._worker = worker
         self._attach = attach
         self._max_epochs = self._max_iterations = math.inf
-        self._monitors: dict[str, str] = {}  # metrics that callbacks and schedules follow, until the first step
+        # classes of callbacks and schedules, each with the metric that it follows, until the first step
+        self._monitors: list[tuple[str, str]] = []
 
     def take_loader(self, loader: Any) -> _JobLoader:
         if self.loader is not None:
@@ -190,15 +192,15 @@ class _TrainedJob:
             raise Unsupported(
                 "manual optimization, or several optimizers,", "a step has one backward pass", "write an ElasticJob"
             )
-        self._monitors = {
-            type(each).__name__: each.monitor
+        self._monitors = [
+            (type(each).__name__, each.monitor)
             for each in trainer.callbacks
             if getattr(each, "monitor", None) is not None
-        } | {
-            type(config.scheduler).__name__: config.monitor
+        ] + [
+            (type(config.scheduler).__name__, config.monitor)
             for config in trainer.strategy.lr_scheduler_configs
             if config.reduce_on_plateau
-        }
+        ]
         schedules = [config.scheduler for config in trainer.strategy.lr_scheduler_configs]
         held = (*schedules, *self._further, *_state_of_callbacks(trainer.callbacks))
         self.steps = self._attach(self.loader, trainer.lightning_module, trainer.optimizers[0], *held)
@@ -245,10 +247,10 @@ class _TrainedJob:
                     "the module logs it in training_step, of which each worker computes a part",
                     "let it monitor a metric of the validation",
                 )
-                for of, metric in self._monitors.items()
+                for of, metric in self._monitors
             )
         )
-        self._monitors = {}
+        self._monitors = []
 
 
 class _JobLoader:

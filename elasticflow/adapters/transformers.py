@@ -190,7 +190,10 @@ class _HeldState:
         return {"trainer": trainer, "compute_metrics": trainer.compute_metrics, **callbacks}
 
     def counters(self) -> dict[str, tuple[object, Sequence[str]]]:
-        callbacks = named_by_class(each for each in self._trainer.callback_handler.callbacks if hasattr(each, "state"))
+        from transformers.trainer_callback import ExportableState
+
+        exportable = (each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState))
+        callbacks = named_by_class(exportable)
         best = ("best_metric", "best_global_step")
         return {
             "trainer.state": (self._trainer.state, best),

@@ -1,5 +1,6 @@
 """A job that begins from the checkpoint of an ended one trains as if that had gone on (docs/adr/0114)."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from elasticflow.services.executor.processes.prepared_folders import bring_check
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Finished, Started
+from tests.support.trained_jobs import script
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -125,3 +127,21 @@ async def test_a_profiling_run_of_mended_code_needs_no_checkpoint(node, spec_of)
     assert (await workers.first(Started)).iteration == 0
     workers.stop()
     await workers.ended()
+
+
+async def test_a_script_goes_on_with_what_it_keeps_in_plain_variables(node, spec_of):
+    """Its last checkpoint is written when the code behind its loop has run."""
+    longer, first, second = (node.new_job_id() for _ in range(3))
+    whole = script(spec_of, "loop", name="projects", global_batch_size=20, until=20)
+    await finished(node, whole, longer, job_identity=FIRST)
+    part = script(spec_of, "loop", name="projects", global_batch_size=20, until=10)
+    ended = await finished(node, part, first, job_identity=FIRST)
+    assert ended["attributes"]
+    bring_checkpoints(node.folder, second, continued(first))
+    goes_on = replace(whole, continues=continued(first))
+    launch = {"job_identity": SECOND, "generation": 4, "checkpoint_iteration": 10}
+    state = await finished(node, goes_on, second, **launch)
+    undisturbed = CheckpointStore(node.checkpoints_of(longer), generation=1000).newest()
+    assert undisturbed is not None
+    assert state["iteration"] == undisturbed["iteration"] == 20
+    assert same(state["model"], undisturbed["model"])

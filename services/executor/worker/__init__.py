@@ -14,7 +14,6 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     process/      one operating-system process
         channel.py              messages from and to the executor; the lease
         exit_handlers.py        what Python does at the end of a process, before the worker's own end
-        users_clock.py          what clocks tell user code, kept apart from other numbers
         users_code.py           which modules are the user's, and their import; the variables and folders of a job
         users_process.py        what users' code does to its process: ends, forks, timers, standard input
         working_folder.py       the folder in which a job's processes work

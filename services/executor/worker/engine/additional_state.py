@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.engine.plain_state import PlainState
-from elasticflow.services.executor.worker.engine.plain_values import Plain, to_send, without_durations
+from elasticflow.services.executor.worker.engine.plain_values import Plain, to_send
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
 from elasticflow.shared.training_interface import Stateful
 
@@ -75,9 +75,7 @@ class AdditionalState:
         self._differing.update(
             name
             for name in one.keys() | other.keys()
-            if name not in one
-            or name not in other
-            or (one[name] != other[name] and without_durations(one[name]) != without_durations(other[name]))
+            if name not in one or name not in other or one[name] != other[name]
         )
 
     def newly_differing(self) -> list[str]:
@@ -143,7 +141,7 @@ class AdditionalState:
 
     def comparable_plain(self) -> list[tuple[str, Plain]]:
         """The same, as far as workers can agree on it."""
-        return sorted((name, without_durations(plain)) for name, plain in self.changed_plain().items())
+        return sorted(self.changed_plain().items())
 
     def set_plain(self, plain: Mapping[str, Plain]) -> None:
         """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""

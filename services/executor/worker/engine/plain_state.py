@@ -51,9 +51,11 @@ class PlainState:
         self._namespaces = namespaces
         self._known = frozenset(map(id, known))
         self._marked: Mapping[str, Plain] = {}  # before a step
+        self._kept: dict[str, Plain] | None = None  # of the last step
         self._there = frozenset[str]()  # names before it, also of what is not plain
         self.too_large = set[str]()  # names of containers that are data, because they are so large
-        self._known_variables: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by namespace: all names, these
+        # by namespace: all names, these
+        self._known_variables: dict[tuple[str, frozenset[str] | None], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def mark(self) -> dict[str, Plain]:
         """A copy, by name, before a step: arrays that are there now last, and are written in place from now on."""
@@ -63,8 +65,14 @@ class PlainState:
         )
         return dict(self._marked)
 
+    def keep(self) -> None:
+        """Stay as it is now, whatever becomes of the names: what follows belongs to no step."""
+        self._kept = self.read()
+
     def read(self) -> dict[str, Plain]:
         """A copy, by name."""
+        if self._kept is not None:
+            return dict(self._kept)
         return {space.prefix + name: plain for space in self._namespaces() for name, plain in self._plain_in(space)}
 
     def write(self, state: Mapping[str, Plain], *, deletes: bool = False) -> None:
@@ -101,12 +109,12 @@ class PlainState:
     def _variables(self, space: Namespace) -> Sequence[str]:
         """All names but those of functions, classes and modules: most names are."""
         names = tuple(space.values)
-        known, variables = self._known_variables.get(space.prefix, ((), ()))
+        known, variables = self._known_variables.get((space.prefix, space.only), ((), ()))
         if known != names:
             variables = tuple(
                 name for name in names if not isinstance(space.values[name], CODE) and _is_name(name, space)
             )
-            self._known_variables[space.prefix] = names, variables
+            self._known_variables[space.prefix, space.only] = names, variables
         return variables
 
 

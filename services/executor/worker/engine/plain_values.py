@@ -19,7 +19,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from elasticflow.services.executor.worker.process.users_clock import Duration
 from elasticflow.services.executor.worker.process.users_code import is_users_module
 
 MOST_ITEMS = 10_000  # of a container: larger ones are data
@@ -40,7 +39,7 @@ _TYPES: Mapping[str, Any] = {name: kind for kind, name in (_SEQUENCES | _MAPPING
 _FACTORIES: Mapping[str, Any] = {kind.__name__: kind for kind in (int, float, bool, str, list, dict, set)}
 _PACKED = (bytes, bytearray, complex, array.array, np.number, np.bool_, np.ndarray)
 _OF_TORCH = (torch.Tensor, nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset)
-_FIXED = ("tuple", "frozenset", "bytes", "complex", "scalar", "enum", "duration")  # which never change
+_FIXED = ("tuple", "frozenset", "bytes", "complex", "scalar", "enum")  # which never change
 
 Plain = Any
 """A leaf, or the kind of a value and what it holds: ("list", (1, 2)), ("deque", (1, 2), 5), ("dict", (("a", 1),)), or
@@ -64,14 +63,6 @@ def to_send(plain: Plain) -> Plain:
     return tuple(map(to_send, plain)) if isinstance(plain, tuple) else plain
 
 
-def without_durations(plain: Plain) -> Plain:
-    """The value as far as two processes can have the same."""
-    if not isinstance(plain, tuple):
-        return plain
-    is_duration = len(plain) == 2 and plain[0] == "duration" and isinstance(plain[1], float)
-    return ("duration",) if is_duration else tuple(map(without_durations, plain))
-
-
 @dataclass(frozen=True, slots=True)
 class Objects:
     """Of this process, by id. known: those whose state is kept otherwise. lasting: arrays that were there before a
@@ -86,8 +77,6 @@ def plain_of(value: Any, of: Objects = Objects(), depth: int = DEPTH) -> Plain:
     kind = type(value)
     if kind in _LEAVES:
         return value
-    if kind is Duration:
-        return "duration", float(value)
     if depth == 0 or id(value) in of.known:
         return NOT_PLAIN
     if kind in _SEQUENCES:
@@ -302,8 +291,6 @@ def _made(plain: Plain, of: Objects, depth: int) -> Any:
             return SimpleNamespace(**_items_made(content, of, depth))
         case "complex":
             return complex(*content)
-        case "duration":
-            return Duration(content)
         case "bytes" | "bytearray" | "array" | "scalar" | "ndarray":
             return _unpacked(kind, content.encode("latin-1"), more)
         case _:

@@ -289,8 +289,7 @@ class UndeclaredState:
             if (other := now.get(name)) is not None
             and other is not tensor
             and not _same(tensor, other)
-            # a module may replace a mask or the like, which it has for the last batch, by a larger one
-            and (other.shape == tensor.shape or not name.startswith(_OF_MODEL))
+            and not name.startswith(_OF_MODEL)  # a module may keep a mask, or what it computed from the last batch
         ]
 
     def _search(self) -> Iterator[Named]:

@@ -32,7 +32,6 @@ from elasticflow.services.executor.worker.process.device import (
     warm_up,
 )
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
-from elasticflow.services.executor.worker.process.users_clock import mark_clock_readings
 from elasticflow.services.executor.worker.process.users_code import enter_environment, without_own_secrets
 from elasticflow.services.executor.worker.process.users_process import PROCESS, meaning_of
 from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_VARIABLE, ExitCode, Failed
@@ -149,7 +148,6 @@ def run_assignment(
     def elsewhere(work: Callable[[], None]) -> None:
         threading.Thread(target=_end_with, args=(work, channel), name="training", daemon=True).start()
 
-    mark_clock_readings()
     _end_with(lambda: run(enter_environment(_limited(_assigned(channel))), channel, elsewhere), channel)
 
 

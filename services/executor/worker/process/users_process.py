@@ -133,6 +133,7 @@ class UsersProcess:
         self.report_progress: Callable[[], None] = lambda: None  # the steps done, before the process ends
         self._send: Callable[[FromWorker | FromManager], None] = lambda message: None
         self._forked_by = self._timer_set = ""
+        self._unmasked: set[int] = set()  # signals that were blocked before a fork
         self._has_warned_of_input = False
 
     def begin(self, assignment: Assignment, send: Callable[[FromWorker | FromManager], None]) -> Assignment:
@@ -141,7 +142,9 @@ class UsersProcess:
         self._pid, self._exit = os.getpid(), os._exit
         self._report = mmap.mmap(-1, _MAX_REPORT_BYTES)  # shared with the processes that users' code forks
         os._exit = self._end_at_once  # pyright: ignore[reportAttributeAccessIssue]
-        os.register_at_fork(before=self._before_fork, after_in_child=self._after_fork)
+        os.register_at_fork(
+            before=self._before_fork, after_in_child=self._after_fork, after_in_parent=self._after_fork_here
+        )
         for number in _TIMERS:
             signal.signal(number, self._timer_is_over)
         signal.alarm, signal.setitimer = self._noting_timer(signal.alarm), self._noting_timer(signal.setitimer)
@@ -182,6 +185,8 @@ class UsersProcess:
         self._exit(code & 0xFF)
 
     def _before_fork(self) -> None:
+        """Hold SIGTERM back until the child has no handler of the engine any more: a pool may end it at once."""
+        self._unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self._forked_by = f"{place_now()}{f', {self.where}' if self.where else ''}"
 
     def _after_fork(self) -> None:
@@ -189,19 +194,23 @@ class UsersProcess:
         for number in (signal.SIGTERM, *_TIMERS):  # multiprocessing.Pool ends its processes with SIGTERM
             if getattr(signal.getsignal(number), "__module__", "").startswith("elasticflow."):
                 signal.signal(number, signal.SIG_DFL)
+        self._after_fork_here()
+
+    def _after_fork_here(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._unmasked)
 
     # --- ends ---
 
-    def _end_at_once(self, code: int) -> NoReturn:
+    def _end_at_once(self, status: int) -> NoReturn:
         """In place of os._exit: the reason of an end that users' code demands."""
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if os.getpid() == self._pid and not caller.startswith("elasticflow."):
             self._ends(
-                f"was ended by os._exit({code}){place_now()}: raise an exception to let the job fail, or return to let "
-                "it go on"
+                f"was ended by os._exit({status}){place_now()}: raise an exception to let the job fail, or return to "
+                "let it go on"
             )
-            code = ExitCode.FAILED if code == ExitCode.DONE else code
-        self._exit(code)
+            status = ExitCode.FAILED if status == ExitCode.DONE else status
+        self._exit(status)
 
     def _timer_is_over(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._pid:

@@ -326,6 +326,8 @@ class ElasticScript:
         del model
         self.has_ended = True
         if not self._has_returned:
+            self.loop_state.keep()
+            self.records.keep()
             self._resume_loop()
             self.is_over = True
         return self._reported
@@ -466,7 +468,7 @@ class ElasticScript:
 
     def _namespaces(self) -> Iterator[Namespace]:
         """Variables of the loop, and what user code keeps in the model and in the objects of a library."""
-        if not self.is_over:
+        if not self._has_returned:
             yield from namespaces_of_frames(filter(is_users_frame, self.script_frames()))
             yield from self.object_namespaces()
 
@@ -484,7 +486,7 @@ class ElasticScript:
 
     def _record_namespaces(self) -> Iterator[Namespace]:
         """What a library notes, and training does not depend on: it may differ between workers."""
-        if self._library is not None and not self.is_over:
+        if self._library is not None and not self._has_returned:
             for name, (each, names) in self._library.records().items():
                 yield Namespace(f"{name}.", Attributes(each), only=frozenset(names))
 
