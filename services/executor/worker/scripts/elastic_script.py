@@ -327,7 +327,6 @@ class ElasticScript:
         self.has_ended = True
         if not self._has_returned:
             self.loop_state.keep()
-            self.records.keep()
             self._resume_loop()
             self.is_over = True
         return self._reported
@@ -486,7 +485,7 @@ class ElasticScript:
 
     def _record_namespaces(self) -> Iterator[Namespace]:
         """What a library notes, and training does not depend on: it may differ between workers."""
-        if self._library is not None and not self._has_returned:
+        if self._library is not None and not self.is_over:
             for name, (each, names) in self._library.records().items():
                 yield Namespace(f"{name}.", Attributes(each), only=frozenset(names))
 
