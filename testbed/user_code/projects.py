@@ -148,12 +148,13 @@ def trainer() -> None:
     trainer = elastic_trainer(trainer, virtual_nodes=VIRTUAL_NODES)
     ended = trainer.train()
     torch.save(model.state_dict(), "model.pt")
-    logged = [each["eval_accuracy"] for each in trainer.state.log_history if "eval_accuracy" in each]
+    # by step: a worker that goes on behind an evaluation may have noted it twice
+    logged = {each["step"]: each["eval_accuracy"] for each in trainer.state.log_history if "eval_accuracy" in each}
     seen = {
         "step": trainer.state.global_step,
         "calls": history.calls,
         "losses": history.losses,
-        "evaluations": len(logged),
+        "logged": logged,
     }
     seen |= {"best": trainer.state.best_metric, "best step": trainer.state.best_global_step}
     show(**seen, mean=ended.training_loss, weight=trainer.weight, passes=model.passes, temperature=model.temperature)
