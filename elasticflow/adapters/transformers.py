@@ -190,7 +190,7 @@ class _HeldState:
         return {"trainer": trainer, "compute_metrics": trainer.compute_metrics, **callbacks}
 
     def counters(self) -> dict[str, tuple[object, Sequence[str]]]:
-        from transformers.trainer_callback import ExportableState
+        from transformers.trainer_callback import ExportableState  # pyright: ignore[reportMissingImports]
 
         exportable = (each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState))
         callbacks = named_by_class(exportable)
