@@ -245,7 +245,7 @@ _TENANTS = (
     Mutation(
         name="a late report of an earlier job of the id counts",
         file="shared/state/fold/admission.py",
-        old="        generation = known.generation + (replaced is not None and bool(event.replaces))\n",
+        old="        generation = known.generation + (is_new and bool(event.replaces))\n",
         new="        generation = known.generation\n",
         tests=(f"{_ADMISSION}/test_used_names.py",),
         loses="a mended job is said to be at risk, because the one that had failed was",

@@ -5,7 +5,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.cli.terminal_output import note, plain, say_line
@@ -31,26 +31,9 @@ from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 
 class SentJobs(list[str]):
-    """Ids of jobs, once the pool may have them. decided: whether a single job is, so far."""
+    """Ids of jobs, once the pool may have them. decision: on a single job, so far."""
 
-    decided: Literal["", "admitted", "rejected", "ended"] = ""
-
-    def note_decision(self, decision: Decision) -> None:
-        self.decided = (
-            "admitted"
-            if isinstance(decision, JobAdmitted)
-            else "rejected"
-            if isinstance(decision, JobRejected)
-            else "ended"
-        )
-
-
-_GOES_ON = {
-    "": "was sent and goes on, undecided so far",
-    "admitted": "was admitted and goes on",
-    "rejected": "was rejected",
-    "ended": "has ended",
-}
+    decision: Decision | None = None
 
 
 @contextlib.contextmanager
@@ -66,15 +49,28 @@ def telling_what_goes_on(sent: Sequence[str], what: str = "") -> Iterator[None]:
         elif what:
             note(f"eflow: {what}{ids[0]} goes on; `eflow cancel {ids[0]}` stops it")
         elif len(ids) == 1:
-            decided = sent.decided if isinstance(sent, SentJobs) else ""
-            stops = "" if decided in ("rejected", "ended") else f", `eflow cancel {ids[0]}` stops it"
-            note(f"eflow: {ids[0]} {_GOES_ON[decided]}; `eflow explain {ids[0]}` shows it{stops}")
+            decision = sent.decision if isinstance(sent, SentJobs) else None
+            goes_on = decision is None or isinstance(decision, JobAdmitted)
+            stops = f", `eflow cancel {ids[0]}` stops it" if goes_on else ""
+            note(f"eflow: {ids[0]} {_so_far(decision)}; `eflow explain {ids[0]}` shows it{stops}")
         else:
             note(
                 f"eflow: these jobs were sent and go on; `eflow jobs` shows them, `eflow cancel ID` stops one: "
                 f"{', '.join(ids)}"
             )
         raise
+
+
+def _so_far(decision: Decision | None) -> str:
+    match decision:
+        case None:
+            return "was sent and goes on, undecided so far"
+        case JobAdmitted():
+            return "was admitted and goes on"
+        case JobRejected():
+            return "was rejected"
+        case _:
+            return "has ended"
 
 
 def show_decision(

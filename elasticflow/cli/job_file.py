@@ -6,7 +6,6 @@ What a key means and which values it takes is declared by the option alone; `opt
 import datetime
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,7 +18,7 @@ from typer.core import TyperCommand
 from elasticflow.cli.option_values import setting_word, sweep_word
 from elasticflow.errors import InputUnusable
 from elasticflow.sdk.job_fields import nearest_name
-from elasticflow.shared.messages.syntax_problems import toml_problem
+from elasticflow.shared.messages.syntax_problems import parsed_toml
 
 _TABLE_LINE = re.compile(r"\s*\[\s*[\"']?([\w-]+)")
 _KEY_LINE = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]")
@@ -59,11 +58,11 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
     """options: by key. ignored: keys of other commands. Raises InputUnusable, naming each wrong key with its line."""
     try:
         text = data.decode()
-        values = tomllib.loads(text)
+        values = parsed_toml(text)
     except UnicodeDecodeError:
         raise _bad(file, "not a text in UTF-8") from None
-    except (ValueError, RecursionError) as error:  # of tomllib: also a number that is too long, or nesting too deep
-        raise _bad(file, toml_problem(data.decode(), error)) from None
+    except ValueError as error:
+        raise _bad(file, str(error)) from None
     reading = _Reading(file.parent, text)
     for key, value in values.items():
         if key in options:
@@ -228,11 +227,12 @@ class JobFileCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return self._parsed(ctx, args)
-        except Exception as error:
-            if (option := getattr(error, "option_name", "")) and "--" not in args:
-                script = next((word for word in args if word.endswith(".py")), "")
+        except Exception as raised:
+            error: Any = raised
+            if hasattr(error, "possibilities") and "--" not in args:  # that only an unknown option has
+                option, script = error.option_name, next((word for word in args if word.endswith(".py")), "")
                 where = f"; an argument of the script comes after --: {script} -- {option} ..." if script else ""
-                error.message = f"No such option: {option}{where}"  # pyright: ignore[reportAttributeAccessIssue]
+                error.message = f"No such option: {option}{where}"
             raise
 
     def _parsed(self, ctx: Any, args: list[str]) -> list[str]:

@@ -95,9 +95,9 @@ async def _print(
         nonlocal newest
         async with aclosing(client.states()) as states:
             async for newest in states:
-                now = newest.job(job.job_id)
-                if now is not None and now.identity != job.identity:  # it has ended, and a later job took its id
+                if newest.has_later_job(job):
                     return job
+                now = newest.job(job.job_id)
                 if now is not None and not now.live:
                     return now
         raise AssertionError("states() never ends")

@@ -26,7 +26,7 @@ from elasticflow.sdk.padding_code import load_name, named_code
 from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.syntax_problems import json_problem
+from elasticflow.shared.messages.syntax_problems import parsed_json
 
 _STDIN = "-"
 
@@ -144,13 +144,13 @@ class InputLines:
 
     def _parsed(self, text: str) -> Any:
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
+            return parsed_json(text)
+        except ValueError as error:
             source = "standard input" if self._source == _STDIN else self._source
             raise InputUnusable(
                 "bad_input_line",
-                f"line {self.num_read} of {source} is not JSON: {_without_line(json_problem(text, error))}; correct "
-                "it, or leave out --json-lines to pass lines as text",
+                f"line {self.num_read} of {source} is not JSON: {_without_line(str(error))}; correct it, or "
+                "leave out --json-lines to pass lines as text",
             ) from None
 
 

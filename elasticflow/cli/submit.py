@@ -188,7 +188,7 @@ def _submit(
         decision = await client.submit(
             ready.spec, job_id=name, code=ready.code, again=again, on_undecided=say_undecided
         )
-        sent.note_decision(decision)
+        sent.decision = decision
         if not (sending.wait and isinstance(decision, JobAdmitted)):
             return decision, None
         if not as_json:
@@ -227,7 +227,7 @@ def _submit_to_pools(
     """Submit to the best of several pools, and print the decision. Returns the exit code."""
     chosen, ended = decided_by_pools(ready, options, where, sent), None
     decision, timeout_s = chosen.decision, duration_of(sending.timeout, "--timeout")
-    sent.note_decision(decision)
+    sent.decision = decision
     if not as_json:
         show_pools_decision(chosen, options)
     try:

@@ -152,7 +152,7 @@ class Client(ArtifactReader, DetachedLoads):
         earlier = (await self.state()).job(job_id) if job_id and again is not False else None
         if earlier is None:
             return command
-        command = _beside(earlier, command, by_any=again is True)
+        command = _beside(earlier, codec.checked(command), by_any=again is True)
         self.on_earlier(earlier, bool(command.replaces))
         return command
 
@@ -176,10 +176,8 @@ class Client(ArtifactReader, DetachedLoads):
                 f"its newest checkpoint is of iteration {job.saved_iteration}" if job.saved_iteration else "it has none"
             )
             raise InvalidJob(f"continues: {job_id} has no checkpoint of iteration {iteration}: {newest}")
-        if job.live:
-            raise InvalidJob(f"continues: {job_id} has not ended; cancel it, or amend its deadline and iterations")
-        if not job.saved_iteration:
-            raise InvalidJob(f"continues: {job_id} has no checkpoint; submit the job without it")
+        if why := job.why_not_continued:
+            raise InvalidJob(f"continues: {why}")
         return ContinuedJob(
             job_id=job_id,
             identity=job.identity,
@@ -323,20 +321,18 @@ def _beside(job: Job, command: SubmitJob, *, by_any: bool) -> SubmitJob:
     """
     if job.live or job.tenant != command.tenant:
         return command
-    received = codec.decode(codec.encode(command, id="", recorded_at_s=0.0)).message
-    submitted = job.submitted_spec or job.spec
-    assert isinstance(received, SubmitJob), "it is what was encoded"
-    if received.spec.sweep and submitted is not None:
-        received = replace(received, spec=replace(received.spec, deadline_s=submitted.deadline_s))
-    before, wanted = submitted.continues if submitted is not None else None, received.spec.continues
+    repeated, submitted = command, job.submitted_spec or job.spec
+    if command.spec.sweep and submitted is not None:
+        repeated = replace(repeated, spec=replace(repeated.spec, deadline_s=submitted.deadline_s))
+    before, wanted = submitted.continues if submitted is not None else None, command.spec.continues
     if before is not None and wanted is not None and before.job_id == wanted.job_id == job.job_id:
-        received = replace(received, spec=replace(received.spec, continues=before))
+        repeated = replace(repeated, spec=replace(repeated.spec, continues=before))
     has_no_result = job.phase in (Phase.FAILED, Phase.CANCELLED, Phase.PROFILED)
     has_no_result |= job.phase is Phase.REJECTED and bool(job.replaces)  # others lose their ids without a word
-    is_repeated = is_submission_of(received, job)
+    is_repeated = is_submission_of(repeated, job)
     if by_any or (has_no_result and not is_repeated):
         return replace(command, replaces=job.identity)
-    return received if is_repeated else command
+    return repeated if is_repeated else command
 
 
 def _given_up(without: str) -> tuple[tuple[GpuId, ...], tuple[str, ...]]:

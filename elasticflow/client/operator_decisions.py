@@ -1,8 +1,6 @@
 """Decisions of a pool's operator, appended to the plan: its configuration, and the announced end of a node."""
 
-import json
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.events import NodeEndAnnounced, PlanDecided, PlanEvent, PoolConfigured
 from elasticflow.shared.messages.pool_config import GpuHourBudget, PoolConfig, TenantQuota
-from elasticflow.shared.messages.syntax_problems import json_problem, toml_problem
+from elasticflow.shared.messages.syntax_problems import parsed_json, parsed_toml
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
@@ -63,11 +61,10 @@ def read_config(file: Path) -> PoolConfig:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise BadSettings((f"{file}: not a text in UTF-8",)) from None
-    load, problem = (json.loads, json_problem) if file.suffix == ".json" else (tomllib.loads, toml_problem)
     try:
-        given = load(text)
-    except (ValueError, RecursionError) as error:  # not TOML or JSON, or nested too deep
-        raise BadSettings((f"{file}: {problem(text, error)}",)) from None
+        given = parsed_json(text) if file.suffix == ".json" else parsed_toml(text)
+    except ValueError as error:
+        raise BadSettings((f"{file}: {error}",)) from None
     if not isinstance(given, dict):
         raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
     try:

@@ -135,9 +135,9 @@ class FileLogs:
 
         None if a later job has its id: the files may be that one's.
         """
-        job = state.job(self._job.job_id)
-        if job is not None and job.identity != self._job.identity:
+        if state.has_later_job(self._job):
             return
+        job = state.job(self._job.job_id)
         lines = self._reader.new_lines(to_the_end=not self._follow or job is None or not job.live)
         while batch := await asyncio.to_thread(lambda: list(islice(lines, _BATCH))):
             for line in batch:
@@ -184,9 +184,8 @@ class StoredLogs:
 
     async def new_lines(self, state: PoolState) -> AsyncIterator[str]:
         """New lines by node: "g2-r0 | epoch 3 ...". state: of the pool now. Raises NotPermitted, Unavailable."""
-        newest = state.job(self._job.job_id)
-        if newest is not None and newest.identity == self._job.identity:  # else a later job has taken its id
-            self._job = newest
+        if not state.has_later_job(self._job):
+            self._job = state.job(self._job.job_id) or self._job
         self._node_ids |= {*self._job.nodes}
         node_ids = set(self._node_ids)
         if not self._has_asked_all or (not self._job.live and not self._has_asked_at_end):

@@ -4,7 +4,6 @@ The lines travel in the job's specification, so a line that means something on t
 """
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 from packaging.requirements import InvalidRequirement, Requirement
 
 from elasticflow.errors import InvalidJob
-from elasticflow.shared.messages.syntax_problems import toml_problem
+from elasticflow.shared.messages.syntax_problems import parsed_toml
 
 _INCLUDE = re.compile(r"(?:-r|--requirement)(?:\s+|=)(.+)")
 _FOLDER_OPTION = re.compile(r"(?:-f|--find-links)(?:\s+|=)(.+)")
@@ -54,10 +53,10 @@ def read_requirements(file: str | Path) -> tuple[str, ...]:
 def _dependencies(file: Path) -> list[str]:
     text = file.read_text()
     try:
-        project: Any = tomllib.loads(text)
+        project: Any = parsed_toml(text)
         found = project["project"]["dependencies"]
-    except (ValueError, RecursionError) as error:
-        raise InvalidJob(f"requirements: {file} is no TOML: {toml_problem(text, error)}") from None
+    except ValueError as error:
+        raise InvalidJob(f"requirements: {file} is no TOML: {error}") from None
     except (KeyError, TypeError):
         raise InvalidJob(f"requirements: {file} has no dependencies in [project]; name a requirements file") from None
     if not isinstance(found, list) or not all(isinstance(line, str) for line in found):  # pyright: ignore

@@ -131,7 +131,7 @@ async def log_events(
 ) -> AsyncGenerator[bytes, None]:
     """New lines of all workers, until a later job takes the id. Of a flood, the newest lines and the number of the
     others."""
-    while (newest := state().job(job.job_id)) is None or newest.identity == job.identity:
+    while not state().has_later_job(job):
         lines: deque[str] = deque(maxlen=_MAX_LINES)
         count = 0
         try:

@@ -180,8 +180,8 @@ def job_detail(history: PoolHistory, state: PoolState, job: Job, now_s: float) -
         "promise": schedule_in_words(job.minimum_satisfactory_share) if job.minimum_satisfactory_share else "",
         "offers": [{**asdict(offer), "text": offer_in_words(offer, spec, job.decided_at_s)} for offer in job.offers],
         "traceback": job.traceback,
-        "history": [asdict(entry) for entry in track.history if track.has(entry.sequence, at=state.sequence)],
-        "reports": [asdict(report) for report in track.reports if track.has(report.sequence, at=state.sequence)],
+        "history": [asdict(entry) for entry in track.known_at(state.sequence, track.history)],
+        "reports": [asdict(report) for report in track.known_at(state.sequence, track.reports)],
     }
 
 
@@ -231,7 +231,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
     view = job_view(
         job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job), num_added_by_type(state, job)
     )
-    steps = [step for step in track.steps if track.has(step.sequence, at=state.sequence)] if track else []
+    steps = track.known_at(state.sequence, track.steps) if track else []
     return {
         **{name: getattr(view, name) for name in _OF_A_JOB},
         "progress": view.progress,

@@ -4,9 +4,10 @@ import math
 import pickle
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import isnan, nan
+from typing import TypeVar
 
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
 from elasticflow.history.names_concerned import names_changed
@@ -218,6 +219,9 @@ class Step:
     num_gpus: int
 
 
+Entry = TypeVar("Entry", Step, Report, HistoryEntry)
+
+
 @dataclass(slots=True, kw_only=True)
 class JobTrack:
     """What is kept of a job or padding load beside the state."""
@@ -228,9 +232,10 @@ class JobTrack:
     reports: Reports = field(default_factory=Reports)
     history: list[HistoryEntry] = field(default_factory=list[HistoryEntry])
 
-    def has(self, sequence: int, *, at: int) -> bool:
-        """Whether this message is of the job that has the name at another one, and not after that."""
-        return max((begin for begin in self.begins if begin <= at), default=0) <= sequence <= at
+    def known_at(self, sequence: int, entries: Iterable[Entry]) -> list[Entry]:
+        """Those of the job that has the name at this message, and not after that. entries: of the track."""
+        first = max((begin for begin in self.begins if begin <= sequence), default=0)
+        return [entry for entry in entries if first <= entry.sequence <= sequence]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,8 +148,7 @@ class _Request:
         gpu_range = own_sizes.intersection(limits.gpu_range)
         if gpu_range.is_empty:
             return f"it runs on {own_sizes.in_words} only, as its user says"
-        spec = with_gpu_range(self.job, gpu_range)
-        curve = known_curve(with_profile(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
+        curve = self._curve_on(gpu_range)
         if curve is None:
             return f"{self._sizes_in_words(own_sizes, gpu_range)}; the pool has {self.session.state.num_gpus}"
         if self.job.promised:
@@ -158,10 +157,14 @@ class _Request:
             return f"promises leave {gpus_counted(self._free_now())} now"
         return self._granted(limits)
 
+    def _curve_on(self, sizes: GpuRange) -> ScalingCurve | None:
+        """Its scaling curve on these numbers of GPUs; None if it runs on none of them here."""
+        spec = with_gpu_range(self.job, sizes)
+        return known_curve(with_profile(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
+
     def _sizes_in_words(self, own_sizes: GpuRange, wanted: GpuRange) -> str:
         """The numbers of GPUs on which the job runs here, none of them wanted, and why."""
-        spec = with_gpu_range(self.job, own_sizes)
-        curve = known_curve(with_profile(self.session.state, spec), spec, self.job.speed, self.session.cache.curves)
+        curve = self._curve_on(own_sizes)
         sizes = [str(size) for size in (() if curve is None else curve.levels)]
         if not sizes:
             return f"it was not measured to run on {wanted.in_words}"

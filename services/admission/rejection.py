@@ -57,12 +57,9 @@ def continuation_problems(state: PoolState, spec: JobSpec, tenant: str) -> list[
     job = state.job(wanted.job_id)
     if job is None or job.tenant != tenant or job.identity != wanted.identity or job.spec is None:
         return [f"continues: {wanted.job_id}: {no_such_job(state, tenant, wanted.job_id)}"]
-    saved, before = job.saved_iteration, job.spec
-    if job.live:
-        return [f"continues: {job.job_id} has not ended; cancel it, or amend its deadline and iterations"]
-    if not saved:
-        return [f"continues: {job.job_id} has no checkpoint; submit the job without it"]
-    problems = list[str]()
+    if why := job.why_not_continued:
+        return [f"continues: {why}"]
+    problems, saved, before = list[str](), job.saved_iteration, job.spec
     if wanted.earlier != job.earlier_writers:
         problems.append(f"continues: the checkpoints of {job.job_id} are of other jobs than it says")
     if wanted.iteration > saved:
@@ -80,12 +77,8 @@ def continuation_problems(state: PoolState, spec: JobSpec, tenant: str) -> list[
             f"virtual_nodes: {job.job_id} has {job.num_virtual_nodes}, and this job is measured with {known}: let its "
             f"code say virtual_nodes = {job.num_virtual_nodes}"
         )
-    mine = (spec.global_batch_size, spec.seed, spec.shard_optimizer)
-    names = ("global_batch_size", "seed", "shard_optimizer")
-    for name, here, there in zip(
-        names, mine, (before.global_batch_size, before.seed, before.shard_optimizer), strict=True
-    ):
-        if here != there:
+    for name in ("global_batch_size", "seed", "shard_optimizer"):
+        if (there := getattr(before, name)) != getattr(spec, name):
             problems.append(f"{name}: {job.job_id} has {there}, and a job that continues it must have the same")
     return problems
 

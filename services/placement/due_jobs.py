@@ -12,6 +12,7 @@ from itertools import chain
 
 from elasticflow.shared.messages.events import PlacedJob
 from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.scheduling.jobs.scheduler_view import separate_gpus
 from elasticflow.shared.state.fold.jobs import alive, takes_jobs
 from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type, placed_mix, recorded_type
 from elasticflow.shared.state.job import Job, Phase, nodes_of
@@ -208,7 +209,7 @@ def _is_due(state: PoolState, job: Job, num_gpus: int, slow: Collection[GpuId]) 
 
 def shows_lost_gpus(state: PoolState, job: Job) -> bool:
     """Whether its workers see GPUs of their node that it has no more, and others may get (docs/adr/0115)."""
-    if not job.shown_gpus:
+    if not separate_gpus(state.nodes) or not job.shown_gpus:
         return False
     own, nodes = {*job.gpus, *job.reserved_gpus}, set(nodes_of(job.gpus))
     lost = (gpu.node_id for gpu in job.shown_gpus if gpu not in own and gpu.node_id in nodes)

@@ -13,7 +13,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter, ValidationError
@@ -37,6 +37,7 @@ from elasticflow.shared.messages.limits import (
 READER_VERSION = 6
 
 Message = Command | QuoteDeadline | PlanDecided | Event | Reply | Telemetry
+SomeMessage = TypeVar("SomeMessage", bound=Message)
 Fields = dict[str, Any]  # a payload
 
 MESSAGE_TYPES: Mapping[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}  # by wire name
@@ -121,10 +122,15 @@ def _timeless(envelope: Fields) -> Fields:
     return envelope | {"recorded_at_s": 0.0, "payload": timeless}
 
 
+def checked(message: SomeMessage) -> SomeMessage:
+    """A message built in Python, as its readers will have it. Raises Undecodable, naming each bad field."""
+    return _from_tagged(_tagged(message))
+
+
 def validate(message: Message) -> tuple[str, ...]:
     """The problems of a message built in Python, one line for each field; () if it is valid."""
     try:
-        _from_tagged(_tagged(message))
+        checked(message)
     except Undecodable as error:
         return error.problems
     return ()

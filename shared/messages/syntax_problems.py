@@ -1,7 +1,9 @@
-"""Where a TOML or JSON text is no TOML or JSON: line, column, what is there, and what to write instead. Pure."""
+"""TOML and JSON texts; where one is no TOML or JSON: line, column, what is there, what to write instead. Pure."""
 
 import json
 import re
+import tomllib
+from typing import Any
 
 _PLACE = re.compile(r" \((?:at line (\d+), column (\d+)|at end of document)\)$")  # as Python says it
 _OPEN_IN_TOML = ("Illegal character '\\n'", "Illegal character '\\r'", "Unterminated", "Expected '\"", "Expected \"'")
@@ -36,7 +38,23 @@ _JSON_ADVICE = (  # by what json says
 )
 
 
-def toml_problem(text: str, error: Exception) -> str:
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError, whose text says what is wrong and where."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number that is too long, or nesting too deep
+        raise ValueError(_toml_problem(text, error)) from error
+
+
+def parsed_json(text: str) -> Any:
+    """Raises ValueError, whose text says what is wrong and where."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(_json_problem(text, error)) from error
+
+
+def _toml_problem(text: str, error: Exception) -> str:
     """error: of tomllib."""
     said = str(error)
     place = _PLACE.search(said)
@@ -55,7 +73,7 @@ def toml_problem(text: str, error: Exception) -> str:
     return _in_words(lines, line, column, what, _advice(what, _TOML_ADVICE))
 
 
-def json_problem(text: str, error: Exception) -> str:
+def _json_problem(text: str, error: Exception) -> str:
     """error: of json."""
     if not isinstance(error, json.JSONDecodeError):
         return str(error)

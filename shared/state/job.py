@@ -274,6 +274,13 @@ class Job:
         return max(self.checkpoint_iteration, self.iteration if has_finished else 0)
 
     @property
+    def why_not_continued(self) -> str:
+        """Why no job can begin from its checkpoint now; "" if one can."""
+        if self.live:
+            return f"{self.job_id} has not ended; cancel it, or amend its deadline and iterations"
+        return "" if self.saved_iteration else f"{self.job_id} has no checkpoint; submit the job without it"
+
+    @property
     def earlier_writers(self) -> tuple[str, ...]:
         """The identities of the jobs that it continued, whose checkpoints it may still have."""
         return self.spec.continues.writers if self.spec is not None and self.spec.continues is not None else ()

@@ -262,6 +262,11 @@ class PoolState:
         """A job by id, live or ended."""
         return self.live_jobs.get(job_id) or self.ended_jobs.get(job_id)
 
+    def has_later_job(self, job: Job) -> bool:
+        """Whether this job has ended, and a later one has taken its id."""
+        now = self.job(job.job_id)
+        return now is not None and now.identity != job.identity
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all jobs and padding loads that are known."""

@@ -297,8 +297,9 @@ class _Counterfactual:
                 break
 
     def _ask(self, policy: Policy[Any], commands: tuple[Command, ...]) -> bool:
-        own = tuple(_on_jobs_here(self._state, command) for command in commands)
-        decision = self._driver.ask(policy, own if policy.service == "admission" else ())
+        decides = policy.service == "admission"
+        own = tuple(_on_jobs_here(self._state, command) for command in commands) if decides else ()
+        decision = self._driver.ask(policy, own)
         if decision is None:
             return False
         self._fold(decision)

@@ -10,7 +10,7 @@ from typing import Any
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.limits import MAX_GPUS
-from elasticflow.shared.messages.syntax_problems import json_problem
+from elasticflow.shared.messages.syntax_problems import parsed_json
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.workload.csv_table import bad_input, parsed
@@ -124,9 +124,9 @@ def _measured(file: Path, total_gpus: int) -> Overhead:
     except OSError as error:
         raise bad_input(file, f"cannot be read: {error.strerror or error}") from error
     try:
-        content: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
-        raise bad_input(file, f"is not JSON: {json_problem(text, error)}; {expected}") from error
+        content = parsed_json(text)
+    except ValueError as error:
+        raise bad_input(file, f"is not JSON: {error}; {expected}") from error
     if not isinstance(content, dict):
         raise bad_input(file, expected)
     if {"changes", "stop_model"} <= content.keys():

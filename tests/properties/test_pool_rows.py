@@ -25,7 +25,7 @@ from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import PoolState, spec_of
 from testbed.histories import spec
-from tests.support.history_strategies import histories
+from tests.support.history_strategies import JOINED, PROMISED, histories
 
 CURVES = {"linear/b64": {1: 1.0, 2: 2.0, 4: 3.0}}
 CONFIG = PoolConfig(curves=CURVES, progress_timeout_s=8.0, reserve_nodes=1)
@@ -116,19 +116,9 @@ def test_what_a_planner_does_to_its_table_is_not_seen_by_the_next(messages: tupl
 def test_who_waited_for_its_promise_counts_on_failures_from_then_on() -> None:
     """Its speed may be known, and be asked for, before admission has decided."""
     state, rows = ledger_fold.evolve(PoolState(), KNOWN, 1), LiveJobRows()
-    joined = events.NodeJoined(node_id="n", incarnation="1", num_gpus=4, device="cpu", at_s=0.0)
     asked = events.ProfileRequested(job_id="a", tenant="lab", spec=spec(), deadline_s=100.0, at_s=0.0)
-    promised = events.JobAdmitted(
-        job_id="a",
-        tenant="lab",
-        spec=spec(),
-        deadline_s=100.0,
-        minimum_satisfactory_share=(),
-        gpu_seconds=1.0,
-        at_s=0.0,
-    )
-    state = ledger_fold.evolve(state, joined, 2)
-    for said in (asked, promised):
+    state = ledger_fold.evolve(state, JOINED, 2)
+    for said in (asked, PROMISED):
         decision = events.PlanDecided(service="admission", based_on=state.sequence, now_s=1.0, events=(said,))
         state = ledger_fold.evolve(state, decision, state.sequence + 1)
         kept = rows.table(state, 1.0)
@@ -140,22 +130,12 @@ def test_migrations_cost_a_stop_once_a_node_shows_each_job_its_own_gpus() -> Non
     """Workers that would have to see other GPUs of their node do not switch (docs/adr/0115)."""
     config = replace(CONFIG, stop_free=True, resize_cost_s=10.0)
     state = ledger_fold.evolve(PoolState(), events.PoolConfigured(config=config, at_s=0.0), 1)
-    joined = events.NodeJoined(node_id="n", incarnation="1", num_gpus=4, device="cpu", at_s=0.0)
-    promised = events.JobAdmitted(
-        job_id="a",
-        tenant="lab",
-        spec=spec(),
-        deadline_s=100.0,
-        minimum_satisfactory_share=(),
-        gpu_seconds=1.0,
-        at_s=0.0,
-    )
-    decision = events.PlanDecided(service="admission", based_on=2, now_s=1.0, events=(promised,))
-    for message in (joined, decision):
+    decision = events.PlanDecided(service="admission", based_on=2, now_s=1.0, events=(PROMISED,))
+    for message in (JOINED, decision):
         state = ledger_fold.evolve(state, message, state.sequence + 1)
     rows = LiveJobRows()
     rows.table(state, 1.0)
     assert migration_cost(state).seconds(4) < resize_cost(state).seconds(4)
-    state = ledger_fold.evolve(state, replace(joined, node_id="m", separates_gpus=True), state.sequence + 1)
+    state = ledger_fold.evolve(state, replace(JOINED, node_id="m", separates_gpus=True), state.sequence + 1)
     assert migration_cost(state) == resize_cost(state)
     assert rows_of(rows.table(state, 1.0)) == rows_of(LiveJobRows().table(state, 1.0))

@@ -76,20 +76,22 @@ def _plan(state: PoolState, service: str, *plan_events: Any) -> PlanDecided:
     return PlanDecided(service=service, based_on=state.sequence, now_s=1.0, events=plan_events)
 
 
+JOINED = events.NodeJoined(node_id="n", incarnation="1", num_gpus=4, device="cpu", at_s=0.0)
+PROMISED = events.JobAdmitted(
+    job_id="a",
+    tenant="lab",
+    spec=spec(),
+    deadline_s=100.0,
+    minimum_satisfactory_share=(),
+    gpu_seconds=1.0,
+    at_s=0.0,
+)
 RUNNING = (
-    events.NodeJoined(node_id="n", incarnation="1", num_gpus=4, device="cpu", at_s=0.0),
+    JOINED,
     _plan(
         PoolState(),
         "admission",
-        events.JobAdmitted(
-            job_id="a",
-            tenant="lab",
-            spec=spec(),
-            deadline_s=100.0,
-            minimum_satisfactory_share=(),
-            gpu_seconds=1.0,
-            at_s=0.0,
-        ),
+        PROMISED,
         events.ProfileRequested(job_id="b", tenant="lab", spec=best_effort(), deadline_s=None, at_s=0.0),
     ),
     _plan(

@@ -42,11 +42,12 @@ def promises_beside(
     if num_aside > state.num_gpus:  # possible after the loss of a node
         return None
     pool = planned_pool(state, now_s, cache, num_gpus=state.num_gpus - num_aside, loans=loans)
-    ends, ends_beside = _late_ends(whole), _late_ends(pool)
-    keeps_as_much = ends_beside.keys() <= ends.keys() and pool.held == whole.held
-    delays = any(end_s > ends[job_id] + _SAME_END_S for job_id, end_s in ends_beside.items() if job_id in ends)
+    ends = _late_ends(whole) if pool.plan.late else {}
+    keeps = pool.held == whole.held and all(
+        end_s <= ends.get(job_id, -math.inf) + _SAME_END_S for job_id, end_s in _late_ends(pool).items()
+    )
     lends = not (loans and (pool.plan.late or pool.plan.overcommitted))
-    return pool if keeps_as_much and lends and not delays else None
+    return pool if keeps and lends else None
 
 
 def _late_ends(pool: PlannedPool) -> dict[str, float]:

@@ -317,12 +317,13 @@ MIGRATION_STOP_S = 1.0  # of running workers that switch: some tens of milliseco
 def migration_cost(state: PoolState) -> ResizeCost:
     """Seconds without progress at a change of GPUs whose number stays. Running workers switch, where the pool lets
     them and none would have to see other GPUs of its node (docs/adr/0115)."""
-    stops = not state.config.stop_free or _separate_gpus(state.nodes)
+    stops = not state.config.stop_free or separate_gpus(state.nodes)
     return resize_cost(state) if stops else _switch_cost(resize_cost(state))
 
 
 @memoize_recent  # each decision asks for it, for each job, and few events change nodes
-def _separate_gpus(nodes: Mapping[str, NodeState]) -> bool:
+def separate_gpus(nodes: Mapping[str, NodeState]) -> bool:
+    """Whether a node shows each job its own GPUs alone (docs/adr/0115)."""
     return any(node.separates_gpus and node.alive for node in nodes.values())
 
 

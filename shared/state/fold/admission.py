@@ -38,7 +38,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     was_waiting = known is not None and known.phase is Phase.PROFILING and not profiling
     if known is not None and not was_waiting and not is_resubmission(known, event):
         return state
-    replaced = known if known is not None and not known.live else None
+    is_new = known is None or not known.live
     # the allocator decides on which type a profiling run begins
     spec = spec_on(state, event.spec, "" if isinstance(event, events.ProfileRequested) else event.gpu_type)
     job = Job(
@@ -62,14 +62,14 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     )
     if known is not None:  # remaining workers of a profiling run are fenced like any older generation
         # Reports on a job that was admitted name its last generation also before that is placed.
-        generation = known.generation + (replaced is not None and bool(event.replaces))
+        generation = known.generation + (is_new and bool(event.replaces))
         job = fast_replace(
             job,
             num_gpus=known.num_gpus,
             generation=generation,
-            void_generation=known.void_generation if replaced is None else generation,
+            void_generation=generation if is_new else known.void_generation,
             gpus=known.gpus,
-            placed_at_s=known.placed_at_s if known.live else 0.0,
+            placed_at_s=0.0 if is_new else known.placed_at_s,
             stopping=known.stopping,
             broken=bool(known.gpus),
             warnings=known.warnings if was_waiting else (),
@@ -78,7 +78,7 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
     if source is not None:
         generation = max(job.generation, source.generation)
         job = fast_replace(job, generation=generation, num_virtual_nodes=source.num_virtual_nodes)
-        if known is None or replaced is not None:
+        if is_new:
             job = fast_replace(job, void_generation=generation)
     if not profiling:
         job = fast_replace(job, iteration=spec.first_iteration, checkpoint_iteration=spec.first_iteration)
@@ -88,9 +88,9 @@ def accepted(state: PoolState, event: events.ProfileRequested | events.JobAdmitt
         used = Usage.on(event.gpu_type, event.gpu_seconds, event.at_s)
         state = with_usage(with_replanned(without_quote(state, event.job_id), event), event.tenant, used)
         state = with_demand(state, event)
-    if replaced is not None:
+    if is_new and known is not None:
         state = fast_replace(state, ended_jobs=state.ended_jobs.delete(event.job_id))
-    if (known is None or replaced is not None) and event.job_id in state.num_gpus_by_job:
+    if is_new and event.job_id in state.num_gpus_by_job:
         state = without_share(state, event.job_id)
     state = with_profile(state, spec)
     if not profiling and source is None:

@@ -18,17 +18,16 @@ from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_no
 # neither the node's machine nor what had started its executor was started again (docs/adr/0096).
 
 
-def end_of_executor_s(replaced: NodeState, joined: NodeJoined) -> float | None:
-    """When an executor ended by itself: it is back, and what had started it lives. None if that is not known."""
-    same = replaced.started_by == joined.started_by != ""
-    return joined.replaced_heard_s if same else None
+def _same_start(replaced: NodeState, joined: NodeJoined) -> bool:
+    """Whether only the executor had ended: it is back, and what had started it lives. False if that is not known."""
+    return replaced.started_by == joined.started_by != ""
 
 
 MAX_UNWITNESSED = 16  # of a job; far more than it may have crashes
 
 
 class NodeEnd(NamedTuple):
-    """How an executor has ended that a job may have ended: last heard at heard_s, when it had begun these starts."""
+    """How an executor has ended: it was last heard at heard_s, when it had begun these starts."""
 
     node_id: str
     heard_s: float
@@ -59,7 +58,7 @@ def with_lost_start(state: PoolState, job: Job, end: NodeEnd) -> Job:
     """
     if job.started_at_s is not None or job.previous_generation is not None:
         return job
-    if _explains_crash(state, job, end.node_id, end.heard_s):
+    if _explains_crash(state, job, end):
         return job
     if end.starts is None:
         lived = (
@@ -82,32 +81,28 @@ def _with_lost_start_of(job: Job, generation: int, node_id: str) -> Job:
     return fast_replace(job, nodes_lost_at_start=lost, settled_generation=generation)
 
 
-def with_crash_of_lost_node(
-    state: PoolState, node_id: str, heard_s: float | None, starts: Starts, *, is_jobs_doing: bool
-) -> PoolState:
-    """The pool after a node has ended, last heard at heard_s: a crash of a peer at the start counts no more.
+def with_crash_of_lost_node(state: PoolState, end: NodeEnd, *, is_jobs_doing: bool) -> PoolState:
+    """The pool after a node has ended: a crash of a peer at the start counts no more.
 
     Workers notice a lost peer before the monitor does. is_jobs_doing: the job may have ended the node, so the start is
     lost if the node had begun it; else its machine was started again.
     """
-    if heard_s is None:
-        return state
     for job in state.live_jobs.values():
-        if _explains_crash(state, job, node_id, heard_s):
+        if _explains_crash(state, job, end):
             generation = job.crashed_start.generation if job.crashed_start is not None else 0
-            if is_jobs_doing and (starts is None or (job.job_id, generation) in starts):
-                job = _with_lost_start_of(job, generation, node_id)
+            if is_jobs_doing and (end.starts is None or (job.job_id, generation) in end.starts):
+                job = _with_lost_start_of(job, generation, end.node_id)
             job = fast_replace(job, crashed_start=None, restarts=max(job.restarts - 1, 0))
             state = with_job(state, job)
     return state
 
 
-def _explains_crash(state: PoolState, job: Job, node_id: str, heard_s: float) -> bool:
-    """Whether the end of this node, last heard at heard_s, is why a peer crashed at the newest start."""
+def _explains_crash(state: PoolState, job: Job, end: NodeEnd) -> bool:
+    """Whether this end of a node is why a peer crashed at the newest start."""
     start = job.crashed_start
-    if start is None or node_id == start.reporter or node_id not in start.nodes:
+    if start is None or end.node_id == start.reporter or end.node_id not in start.nodes:
         return False
-    return start.placed_at_s - state.config.timeouts.monitor_grace_s <= heard_s <= start.crashed_at_s
+    return start.placed_at_s - state.config.timeouts.monitor_grace_s <= end.heard_s <= start.crashed_at_s
 
 
 def with_lost_starts_judged(state: PoolState, started_again: str = "", returned: str = "") -> PoolState:
@@ -164,11 +159,11 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
     if known is not None and event.incarnation in known.earlier_incarnations:
         return state
     if known is not None and known.alive:
-        ended_s = end_of_executor_s(known, event)
-        heard_s, starts, by_itself = event.replaced_heard_s, event.replaced_starts, ended_s is not None
-        end = None if ended_s is None else NodeEnd(event.node_id, ended_s, starts)
-        state = without_workers_on(state, event.node_id, end)
-        state = with_crash_of_lost_node(state, event.node_id, heard_s, starts, is_jobs_doing=by_itself)
+        heard_s, by_itself = event.replaced_heard_s, _same_start(known, event)
+        end = None if heard_s is None else NodeEnd(event.node_id, heard_s, event.replaced_starts)
+        state = without_workers_on(state, event.node_id, end if by_itself else None)
+        if end is not None:
+            state = with_crash_of_lost_node(state, end, is_jobs_doing=by_itself)
         state = with_awaited_nodes(state, known, event)
     earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
     announced = _announced_end(known, event)
@@ -199,7 +194,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
     state = without_speeds_on_node(with_nodes(state, state.nodes.set(event.node_id, node)), event.node_id)
     state = fast_replace(state, gpu_types=_gpu_types(state, event.gpu_type))
     started_again = known is not None and is_started_again(known, event)
-    returned = known is not None and known.started_by == event.started_by != ""
+    returned = known is not None and _same_start(known, event)
     of_node = event.node_id
     state = with_lost_starts_judged(state, of_node if started_again else "", of_node if returned else "")
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
@@ -239,8 +234,9 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
     left = event.reason == "left"
     node = replace(node, alive=False, since_s=event.at_s, left=left, ended_s=ended_s, awaited=False)
     state = with_nodes(state, state.nodes.set(event.node_id, node))
-    state = without_workers_on(state, event.node_id, None if left else NodeEnd(event.node_id, ended_s, event.starts))
-    state = with_crash_of_lost_node(state, event.node_id, ended_s, event.starts, is_jobs_doing=not left)
+    end = NodeEnd(event.node_id, ended_s, event.starts)
+    state = without_workers_on(state, event.node_id, None if left else end)
+    state = with_crash_of_lost_node(state, end, is_jobs_doing=not left)
     state = with_lost_starts_judged(state)
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 

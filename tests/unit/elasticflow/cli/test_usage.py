@@ -677,3 +677,12 @@ def test_an_argument_of_a_script_without_dashes_before_is_told_where_it_goes(
     said = " ".join(shown.replace("│", "").split())
     name = options[0].partition("=")[0]
     assert f"No such option: {name}; an argument of the script comes after --: train.py -- {name} ..." in said
+
+
+def test_an_option_without_its_value_is_told_that_it_requires_one(nowhere: Path) -> None:
+    (nowhere / "train.py").write_text("")
+    status, shown = eflow("submit", "train.py", "--deadline")
+    assert status == 2
+    said = " ".join(shown.replace("│", "").split())
+    assert "Option '--deadline' requires an argument." in said
+    assert "No such option" not in said

@@ -1,11 +1,8 @@
 """What is said of a text that is no TOML or JSON: the place, and what to write instead."""
 
-import json
-import tomllib
-
 import pytest
 
-from elasticflow.shared.messages.syntax_problems import json_problem, toml_problem
+from elasticflow.shared.messages.syntax_problems import parsed_json, parsed_toml
 
 
 def unclosed(place: str, line: str) -> str:
@@ -37,9 +34,9 @@ def unclosed(place: str, line: str) -> str:
     ],
 )
 def test_a_wrong_toml_text_is_told_where_and_what_to_write(text: str, said: str) -> None:
-    with pytest.raises((ValueError, RecursionError)) as raised:
-        tomllib.loads(text)
-    assert said in toml_problem(text, raised.value)
+    with pytest.raises(ValueError) as raised:
+        parsed_toml(text)
+    assert said in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +58,5 @@ def test_a_wrong_toml_text_is_told_where_and_what_to_write(text: str, said: str)
 )
 def test_a_wrong_json_text_is_told_where_and_what_to_write(text: str, said: str) -> None:
     with pytest.raises(ValueError) as raised:
-        json.loads(text)
-    assert said in json_problem(text, raised.value)
+        parsed_json(text)
+    assert said in str(raised.value)
