@@ -8,11 +8,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.partitions.network import ISOLATED
 from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
 
+Result = TypeVar("Result")
 TIMEOUT_S = 600.0  # of one seed
 
 
@@ -24,6 +25,27 @@ def seed_options(prog: str, description: str | None, *, num_seeds: int, num_para
     parser.add_argument("--parallel", type=int, default=num_parallel, help="seeds at a time (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write all results to this file, as JSON")
     return parser
+
+
+def run_seeds(
+    module: str,
+    options: argparse.Namespace,
+    made: Callable[..., Result],
+    row: Callable[[Result], str],
+    arguments: Sequence[str] = (),
+) -> list[Result]:
+    """The results of the seeds that the options of `seed_options` name; a row is printed of each, as soon as it ends.
+
+    made: from the members of a JSON object. Raises as `run_isolated`.
+    """
+    objects = run_isolated(
+        module,
+        range(options.first, options.first + options.seeds),
+        num_parallel=options.parallel,
+        on_result=lambda result: print(row(made(**result)), flush=True),
+        arguments=arguments,
+    )
+    return [made(**each) for each in objects]
 
 
 def run_isolated(

@@ -14,6 +14,11 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
+def is_stateful(each: Any) -> bool:
+    """Whether it has both methods of `Stateful`."""
+    return all(callable(getattr(each, method, None)) for method in ("state_dict", "load_state_dict"))
+
+
 class WholeBatch(Protocol):
     """What a worker offers to its calls of train(), each of which has one part of the global batch."""
 

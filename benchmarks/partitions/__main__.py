@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from benchmarks.isolated_seeds import run_isolated, seed_options
+from benchmarks.isolated_seeds import run_seeds, seed_options
 from benchmarks.partitions.network import why_not
 from benchmarks.partitions.one_run import Result
 
@@ -36,13 +36,7 @@ def main() -> int:
     if reason := why_not():
         parser.error(reason)
     print(_HEADER, flush=True)
-    objects = run_isolated(
-        ONE_RUN,
-        range(arguments.first, arguments.first + arguments.seeds),
-        num_parallel=arguments.parallel,
-        on_result=lambda result: print(_row(Result(**result)), flush=True),
-    )
-    results = [Result(**each) for each in objects]
+    results = run_seeds(ONE_RUN, arguments, Result, _row)
     if arguments.out is not None:
         rows = [{**asdict(result), "overlap_s": result.overlap_s} for result in results]
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.isolated_seeds import run_isolated, seed_options
+from benchmarks.isolated_seeds import run_seeds, seed_options
 from benchmarks.partitions.network import why_not
 from benchmarks.slow_links.one_run import LEAD_S, MEGABITS_PER_S, NODES, SLOTS, Result
 
@@ -77,14 +77,7 @@ def main() -> int:
     if reason := why_not() or ("" if shutil.which("tc") else "not installed: tc"):
         parser.error(reason)
     print(_HEADER, flush=True)
-    objects = run_isolated(
-        ONE_RUN,
-        range(arguments.first, arguments.first + arguments.seeds),
-        num_parallel=arguments.parallel,
-        on_result=lambda result: print(_row(Result(**result)), flush=True),
-        arguments=(str(arguments.megabits),),
-    )
-    results = [Result(**each) for each in objects]
+    results = run_seeds(ONE_RUN, arguments, Result, _row, (str(arguments.megabits),))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     if arguments.picture is not None:

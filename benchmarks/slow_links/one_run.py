@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.partitions.network import Network
+from elasticflow.client.pool_endpoint import read_run_file
 from elasticflow.shared.messages.export import read_export
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
@@ -70,7 +71,6 @@ class Pool:
         self._network = Network(("server", *NODES))
         for node in NODES:
             self._network.limit(node, megabits_per_s)
-        self._url = ""
 
     def open(self) -> None:
         """Return once both nodes are members."""
@@ -79,11 +79,11 @@ class Pool:
         up = ("up", "--nodes", "0", "--data-dir", self.data, "--config", config, "--detach", "--nats-port", "4222")
         host = self._network.address["server"]
         self.eflow(*up, "--nats-host", host)
-        run = json.loads((self.data / "run.json").read_text())
-        self._url = run["nats_url"]
+        run = read_run_file(self.data)
+        assert run is not None, "the pool runs"
         for node in NODES:
             address = {"EF_ADVERTISE_HOST": self._network.address[node], "EF_DATA_INTERFACE": "eth0"}
-            command = ("node", "--node-id", node, "--device", "cpu", "--slots", str(SLOTS), "--nats-url", self._url)
+            command = ("node", "--node-id", node, "--device", "cpu", "--slots", str(SLOTS), "--nats-url", run.nats_url)
             self._network.start(
                 node,
                 [*_EFLOW, *command, "--data-dir", str(self.data)],

@@ -13,8 +13,3 @@ def named_by_class(objects: Iterable[Any]) -> dict[str, Any]:
         numbers[name] += 1
         found[name if numbers[name] == 1 else f"{name}{numbers[name]}"] = each
     return found
-
-
-def is_stateful(each: Any) -> bool:
-    """Whether it has both methods of an object with state."""
-    return all(callable(getattr(each, method, None)) for method in ("state_dict", "load_state_dict"))

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from elasticflow.adapters.held_state import is_stateful, named_by_class
+from elasticflow.adapters.held_state import named_by_class
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, Unsupported, refuse, replace_accumulation
 from elasticflow.sdk.script import running_worker
-from elasticflow.shared.training_interface import OnStep
+from elasticflow.shared.training_interface import OnStep, is_stateful
 
 
 def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step: OnStep | None = None) -> Any:

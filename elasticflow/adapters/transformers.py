@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from elasticflow.adapters.held_state import is_stateful, named_by_class
+from elasticflow.adapters.held_state import named_by_class
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, refuse, replace_accumulation
 from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, running_worker
-from elasticflow.shared.training_interface import OnStep
+from elasticflow.shared.training_interface import OnStep, is_stateful
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
@@ -54,7 +54,7 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
 
 def _turn_off_saving(args: Any) -> bool:
     """Whether the trainer would have saved checkpoints."""
-    saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
+    saves = _save_strategy(args) != "no"
     args.save_strategy = "no"
     if saves:
         logging.getLogger(__name__).warning(
@@ -62,6 +62,10 @@ def _turn_off_saving(args: Any) -> bool:
             "model after train()."
         )
     return saves
+
+
+def _save_strategy(args: Any) -> str:
+    return str(getattr(args.save_strategy, "value", args.save_strategy))
 
 
 def _print_lines(trainer: Any) -> None:
@@ -87,7 +91,7 @@ def _refuse_unsupported(trainer: Any) -> None:
             "evaluate after train()",
         ),
         Rule(
-            str(getattr(args.save_strategy, "value", args.save_strategy)) == "best",
+            _save_strategy(args) == "best",
             'save_strategy="best"',
             "the trainer saves no checkpoints",
             "remove it, and save the model after train()",
@@ -182,7 +186,10 @@ class _HeldState:
     """What lives in a trainer beside its model."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+        from transformers.trainer_callback import ExportableState  # pyright: ignore[reportMissingImports]
+
+        self._trainer, self._exportable = trainer, ExportableState
+        self._counted: dict[int, tuple[str, ...]] = {}  # by id of a callback: its attributes that count
 
     def objects(self) -> dict[str, object]:
         trainer = self._trainer
@@ -190,15 +197,15 @@ class _HeldState:
         return {"trainer": trainer, "compute_metrics": trainer.compute_metrics, **callbacks}
 
     def counters(self) -> dict[str, tuple[object, Sequence[str]]]:
-        from transformers.trainer_callback import ExportableState  # pyright: ignore[reportMissingImports]
-
-        exportable = (each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState))
-        callbacks = named_by_class(exportable)
+        there = (each for each in self._trainer.callback_handler.callbacks if isinstance(each, self._exportable))
         best = ("best_metric", "best_global_step")
-        return {
-            "trainer.state": (self._trainer.state, best),
-            **{name: (each, tuple(each.state().get("attributes", ()))) for name, each in callbacks.items()},
-        }
+        counted = {name: (each, self._attributes_of(each)) for name, each in named_by_class(there).items()}
+        return {"trainer.state": (self._trainer.state, best), **counted}
+
+    def _attributes_of(self, callback: Any) -> Sequence[str]:
+        if id(callback) not in self._counted:
+            self._counted[id(callback)] = tuple(callback.state().get("attributes", ()))
+        return self._counted[id(callback)]
 
     def records(self) -> dict[str, tuple[object, Sequence[str]]]:
         return {"trainer.state": (self._trainer.state, ("log_history",))}

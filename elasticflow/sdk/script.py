@@ -16,7 +16,7 @@ from elasticflow.errors import InvalidJob
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.shared.messages.job_environment import SCRIPT_PROCESS_VARIABLE
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
-from elasticflow.shared.training_interface import OnStep
+from elasticflow.shared.training_interface import OnStep, is_stateful
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +75,7 @@ def elastic(
     script that runs outside a job, this changes nothing.
     """
     for each in further:
-        if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
+        if not is_stateful(each):
             raise TypeError(
                 f"elastic(): {type(each).__name__} needs state_dict() and load_state_dict(): add both methods, so that "
                 "workers that join and checkpoints have its state"

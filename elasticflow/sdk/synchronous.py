@@ -111,16 +111,16 @@ def submit(
     """
     ready = submission_of(job, workdir)
     endpoint = find_endpoint(nats_url=nats_url, pool=pool, data_dir=data_dir)
-    spec = ready.spec
-    if secrets:
-        spec = replace(spec, secrets=with_client(endpoint, tenant, lambda client: client.seal(secrets)))
-    if continues:
-        spec = replace(spec, continues=with_client(endpoint, tenant, lambda client: client.continued(continues)))
-    return with_client(
-        endpoint,
-        tenant,
-        lambda client: client.submit(spec, job_id=job_id, code=ready.code, again=again, timeout=timeout),
-    )
+
+    async def submit_by(client: Client) -> Decision:
+        spec = ready.spec
+        if secrets:
+            spec = replace(spec, secrets=await client.seal(secrets))
+        if continues:
+            spec = replace(spec, continues=await client.continued(continues))
+        return await client.submit(spec, job_id=job_id, code=ready.code, again=again, timeout=timeout)
+
+    return with_client(endpoint, tenant, submit_by)
 
 
 def submit_to_pools(

@@ -32,7 +32,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     ToPreparer,
 )
 from elasticflow.shared.messages.worker_protocol.frames import FrameReader
-from elasticflow.shared.runtime.process.files import write_durably
+from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 from elasticflow.shared.runtime.process.folder_tree import (
     OWNERS,
     are_folders_of,
@@ -318,24 +318,24 @@ def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> N
     own = data_dir / "checkpoints" / job_id
     with _locked(data_dir):
         found = {
-            file.name: file
+            file.name: (file, iteration)
             for folder in _folders_of(data_dir, continued)
-            for file in _regular_files(folder)
-            if _CHECKPOINT.fullmatch(file.name)
+            for file, iteration in _checkpoints_in(folder)
         }
-        here = {file.name for file in _regular_files(own) if _CHECKPOINT.fullmatch(file.name)}
-        if here - found.keys():  # it has written some itself, or those of the other job are gone
-            return
-        wanted = sorted(name for name in found if not continued.is_exact or _iteration(name) == continued.iteration)
-        if not any(name.endswith(".ckpt") for name in wanted):
-            iterations = sorted({_iteration(name) for name in found if name.endswith(".ckpt")})
+        if {file.name for file, _ in _checkpoints_in(own)} - found.keys():
+            return  # it has written some itself, or those of the other job are gone
+        wanted = [
+            file for file, iteration in found.values() if not continued.is_exact or iteration == continued.iteration
+        ]
+        if not any(map(_is_whole, wanted)):
+            iterations = sorted({iteration for file, iteration in found.values() if _is_whole(file)})
             raise CannotPrepare(_no_checkpoint(continued, iterations))
         own.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):  # an executor without rights over it has workers of its own user
-            status = found[wanted[0]].lstat()
+            status = wanted[0].lstat()
             os.chown(own, status.st_uid, status.st_gid)
-        for name in sorted(wanted, key=lambda name: name.endswith(".ckpt")):  # parts first: a checkpoint needs them
-            _link(found[name], own / name)
+        for file in sorted(wanted, key=lambda file: (_is_whole(file), file.name)):  # a checkpoint needs its parts
+            _link(file, own / file.name)
 
 
 _CHECKPOINT = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|part)")  # as the store names them
@@ -350,17 +350,19 @@ def _folders_of(data_dir: Path, job: ContinuedJob) -> Iterator[Path]:
         yield place / f"{job.job_id}.of-{identity}"
 
 
-def _regular_files(folder: Path) -> Iterator[Path]:
-    """Workers could have put links there, also in place of the folder."""
+def _checkpoints_in(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Checkpoints and their parts, with their iterations. Workers could have put links there, also in place of the
+    folder."""
     if folder.is_symlink():
         return
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        yield from (Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
+        for entry in entries:
+            if (named := _CHECKPOINT.fullmatch(entry.name)) is not None and entry.is_file(follow_symlinks=False):
+                yield Path(entry.path), int(named[1])
 
 
-def _iteration(name: str) -> int:
-    found = _CHECKPOINT.fullmatch(name)
-    return int(found[1]) if found is not None else 0
+def _is_whole(checkpoint: Path) -> bool:
+    return checkpoint.suffix == ".ckpt"
 
 
 def _no_checkpoint(continued: ContinuedJob, iterations: list[int]) -> str:
@@ -379,7 +381,9 @@ def _link(file: Path, target: Path) -> None:
     except OSError:
         part = target.with_name(f".{target.name}")  # an executor that dies meanwhile leaves no half of a file
         shutil.copy2(file, part, follow_symlinks=False)
-        part.replace(target)
+        with part.open("rb") as copy:
+            os.fsync(copy.fileno())
+        rename_durably(part, target)
 
 
 def forget_owners(data_dir: Path, live_jobs: Container[str]) -> None:

@@ -139,10 +139,6 @@ class AdditionalState:
         now = self._plain.read()
         return {name: to_send(plain) for name, plain in now.items() if plain != self._first_plain.get(name, self)}
 
-    def comparable_plain(self) -> list[tuple[str, Plain]]:
-        """The same, as far as workers can agree on it."""
-        return sorted(self.changed_plain().items())
-
     def set_plain(self, plain: Mapping[str, Plain]) -> None:
         """Set the plain state that `changed_plain` of another process, or of an earlier step, returned."""
         self._plain.write({**self._first_plain, **plain}, deletes=True)

@@ -88,8 +88,13 @@ def weighted_roots(tensors: Any, grad_tensors: Any, weight: float) -> Any:
     ]
 
 
+def first_root(tensors: Any) -> torch.Tensor:
+    """The loss, of what `torch.autograd.backward` gets."""
+    return tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+
+
 def _loss_of(tensors: Any) -> torch.Tensor:
-    root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+    root = first_root(tensors)
     return root.detach().float().reshape(()) if root.numel() == 1 else torch.full((), math.nan, device=root.device)
 
 
@@ -337,10 +342,8 @@ class BitwiseSteps:
         """A collective: the mean over the global batch, with the same bits on any number of workers."""
         losses, self._losses = self._losses, []
         like = [torch.zeros_like(losses[0])]
-        for micro_batch, loss in zip(self.computed, losses, strict=True):
-            self._loss_sum.begin_last(micro_batch, like)
-            self._loss_sum.push(micro_batch, [loss * micro_batch.weight])
-        (mean,) = self._loss_sum.finish(like)
+        rows = ([loss * part.weight] for part, loss in zip(self.computed, losses, strict=True))
+        (mean,) = self._loss_sum.of(self.computed, rows, like)
         assert mean is not None, "each part has a loss"
         return mean.clone()
 

@@ -260,11 +260,11 @@ class Buffers:
             common = [self._common[i] for i in indices]
             like = [*common, *self._statistics.flags_like(indices)]
             flags = self._statistics.flags(indices, self._changed)
-            for micro_batch, changed, mine in zip(self._computed, self._changed, flags, strict=True):
-                summed.begin_last(micro_batch, like)
-                values = [changed.get(i, self._common[i]) for i in indices]
-                summed.push(micro_batch, [*_weighted(values, micro_batch), *mine])
-            sums = [value for value in summed.finish(like) if value is not None]
+            rows = (
+                [*_weighted([changed.get(i, self._common[i]) for i in indices], micro_batch), *mine]
+                for micro_batch, changed, mine in zip(self._computed, self._changed, flags, strict=True)
+            )
+            sums = [value for value in summed.of(self._computed, rows, like) if value is not None]
             summed.check_received()
             values = sums[: len(common)]
             for summed_flags in sums[len(common) :]:

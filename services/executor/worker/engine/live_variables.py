@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 
 _ENDS = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
-    | {"JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE", "JUMP"}
+    | {"JUMP_BACKWARD_NO_INTERRUPT"}
 )  # behind which the next instruction does not follow
 _WRITES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "DELETE_FAST", "DELETE_NAME", "DELETE_GLOBAL")
 
@@ -67,7 +67,7 @@ def _read_behind(code: CodeType, offset: int) -> frozenset[str]:
 
 def _successors(instructions: list[dis.Instruction], index: int, at: dict[int, int]) -> list[int]:
     each = instructions[index]
-    jumps = [at[each.argval]] if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs else []
+    jumps = [at[each.argval]] if each.opcode in dis.hasjrel else []
     falls = index + 1 < len(instructions) and each.opname not in _ENDS
     return [*jumps, index + 1] if falls else jumps
 

@@ -6,9 +6,11 @@ join have them. What is not plain, such as a large tensor, a generator or an ite
 
 import ctypes
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -59,9 +61,10 @@ class PlainState:
 
     def mark(self) -> dict[str, Plain]:
         """A copy, by name, before a step: arrays that are there now last, and are written in place from now on."""
-        self._marked = self.read()
+        spaces = tuple(self._namespaces())
+        self._marked = self._read(spaces)
         self._there = frozenset(
-            space.prefix + name for space in self._namespaces() if space.may_delete for name in self._variables(space)
+            space.prefix + name for space in spaces if space.may_delete for name in self._variables(space)
         )
         return dict(self._marked)
 
@@ -71,23 +74,22 @@ class PlainState:
 
     def read(self) -> dict[str, Plain]:
         """A copy, by name."""
-        if self._kept is not None:
-            return dict(self._kept)
-        return {space.prefix + name: plain for space in self._namespaces() for name, plain in self._plain_in(space)}
+        return self._read(self._namespaces()) if self._kept is None else dict(self._kept)
+
+    def _read(self, spaces: Iterable[Namespace]) -> dict[str, Plain]:
+        return {space.prefix + name: plain for space in spaces for name, plain in self._plain_in(space)}
 
     def write(self, state: Mapping[str, Plain], *, deletes: bool = False) -> None:
         """Give the names these values, in the containers that are there. deletes: other plain values, with names that
         were not there before the step."""
         is_of_here = any(isinstance(plain, OfObject) for plain in state.values())
         lasting = () if is_of_here else arrays_in(tuple(self._marked.values()))
-        of = Objects(self._known, frozenset(lasting))
+        of, full_names = Objects(self._known, frozenset(lasting)), sorted(state)
+        place = {name: number for number, name in enumerate(state)}
         for space in self._namespaces():
             now = dict(self._plain_in(space))
-            mine = {
-                name: plain
-                for full, plain in state.items()
-                if full.startswith(space.prefix) and _is_name(name := full.removeprefix(space.prefix), space)
-            }
+            names = sorted(_names_of(space, full_names), key=lambda name: place[space.prefix + name])
+            mine = {name: state[space.prefix + name] for name in names}
             changed = [name for name, plain in mine.items() if name not in now or now[name] != plain]
             others = [name for name in now if name not in mine] if deletes and space.may_delete else []
             added = [name for name in others if space.prefix + name not in self._there]
@@ -116,6 +118,15 @@ class PlainState:
             )
             self._known_variables[space.prefix, space.only] = names, variables
         return variables
+
+
+def _names_of(space: Namespace, full_names: Sequence[str]) -> Iterator[str]:
+    """full_names: of a state, sorted; a model has as many namespaces as modules."""
+    for full_name in islice(full_names, bisect_left(full_names, space.prefix), None):
+        if not full_name.startswith(space.prefix):
+            return
+        if _is_name(name := full_name.removeprefix(space.prefix), space):
+            yield name
 
 
 def _is_name(name: str, space: Namespace) -> bool:

@@ -247,7 +247,7 @@ def fingerprint(
     if iteration % COMPARE_TENSORS_EVERY == 0:
         for tensor in (*parameters, *tensors):
             checksum = zlib.crc32(_checksum(tensor.detach()), checksum)
-    plain = zlib.crc32(repr(additional.comparable_plain()).encode(errors="surrogatepass"))
+    plain = zlib.crc32(repr(sorted(additional.changed_plain().items())).encode(errors="surrogatepass"))
     return Fingerprint(zlib.crc32(repr((settings, structure)).encode()), checksum, plain=plain)
 
 

@@ -1,6 +1,5 @@
 """A training function: its import by name, its virtual nodes, and what its errors mean."""
 
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from elasticflow.services.executor.worker.process.compiled_models import (
     is_refused_cuda_graph,
 )
 from elasticflow.services.executor.worker.process.device import DeviceLost, has_no_repeatable_kernel, is_device_lost
-from elasticflow.services.executor.worker.process.users_code import NotImportable, import_users_module
+from elasticflow.services.executor.worker.process.users_code import NotImportable, import_users_module, modules_in
 from elasticflow.services.executor.worker.process.users_process import PROCESS, meaning_of
 from elasticflow.shared.messages.job_spec import JobSpec
 
@@ -131,8 +130,7 @@ _NO_SIGNAL_HANDLER = "signal only works in main thread"  # as Python says it
 
 def _raised_by_user(error: BaseException) -> bool:
     """Whether users' code called what failed in torch, not the engine below it."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    callers = [module for module in modules if module.partition(".")[0] != "torch"]
+    callers = [module for module in modules_in(error) if module.partition(".")[0] != "torch"]
     return bool(callers) and callers[-1].partition(".")[0] != "elasticflow"
 
 

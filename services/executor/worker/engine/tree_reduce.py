@@ -7,7 +7,7 @@ The traffic equals that of a ring if blocks are aligned, and is at most 2 log2 V
 # pyright: reportPrivateImportUsage=false
 # (torch uses its sums of lists everywhere, but does not export them by the letter)
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -185,6 +185,18 @@ class TensorSum:
             self._folded.push(TreeNode(1, virtual_node // 2) if self._is_pair else TreeNode(0, virtual_node), tensors)
         self._unfinished = None if micro_batch.is_last else tensors
         self._is_pair = False
+
+    def of(
+        self,
+        computed: Sequence[MicroBatch],
+        rows: Iterable[Sequence[torch.Tensor | None]],
+        like: Sequence[torch.Tensor],
+    ) -> Tensors:
+        """A collective, as `finish`: the sum of one row of tensors for each pass. A row is made when it is its turn."""
+        for micro_batch, row in zip(computed, rows, strict=True):
+            self.begin_last(micro_batch, like)
+            self.push(micro_batch, [*row])
+        return self.finish(like)
 
     def finish(self, like: Sequence[torch.Tensor]) -> Tensors:
         """A collective: the sum, valid until the next one. like: tensors of the same shapes, the same each time.

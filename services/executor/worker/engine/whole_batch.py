@@ -172,10 +172,8 @@ class WholeBatchValues:
         if self.members is None:  # a dry step: any values do
             return given[0]
         total = TensorSum(self.members.virtual_nodes, self.members.group)
-        for micro_batch, gradients in zip(self.computed, given, strict=True):
-            total.begin_last(micro_batch, like)
-            total.push(micro_batch, [None if each is None else each.clone() for each in gradients])
-        sums = total.finish(like)
+        rows = ([None if each is None else each.clone() for each in gradients] for gradients in given)
+        sums = total.of(self.computed, rows, like)
         total.check_received()
         return sums
 

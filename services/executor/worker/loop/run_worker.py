@@ -158,7 +158,8 @@ def _assigned(channel: Channel) -> Assignment:
         warm_up(order.device, order.gpu_index)
         order = channel.receive_command()
     set_process_title(f"eflow worker of {order.job_id}, rank {order.rank}", f"eflow {order.job_id}")
-    return PROCESS.begin(order, channel.send)
+    PROCESS.begin(order, channel.send)
+    return order
 
 
 def _limited(assignment: Assignment) -> Assignment:

@@ -36,6 +36,11 @@ def is_users_frame(frame: FrameType) -> bool:
     return is_users_module(frame.f_globals.get("__name__", ""))
 
 
+def modules_in(error: BaseException) -> list[str]:
+    """The names of the modules that the error came through, the innermost one last."""
+    return [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
 def items_of(value: Any, most: int) -> Iterable[tuple[str, Any]]:
     """What a mapping, a list, a tuple or an object of a user's class holds, by the end of its name. most: items."""
     match value:

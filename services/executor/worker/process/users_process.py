@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-from elasticflow.services.executor.worker.process.users_code import is_users_frame
+from elasticflow.services.executor.worker.process.users_code import is_users_frame, modules_in
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import Ending, ExitCode, FromWorker, Warned
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -63,9 +63,7 @@ def _place(frame: FrameType, line: int) -> str:
 
 def exit_call(ended: SystemExit) -> str:
     """How users' code has ended the process, and where: "sys.exit(3) at train.py:12"."""
-    frames = [frame for frame, _ in traceback.walk_tb(ended.__traceback__)]
-    innermost = frames[-1].f_globals.get("__name__", "") if frames else ""
-    name = "exit" if innermost == "_sitebuiltins" else "sys.exit"
+    name = "exit" if modules_in(ended)[-1:] == ["_sitebuiltins"] else "sys.exit"
     return f"{name}({'' if ended.code is None else f'{ended.code!r:.200}'}){place_in(ended)}"
 
 
@@ -110,9 +108,7 @@ def _exit_meaning(ended: SystemExit, where: str) -> str:
 
 
 def _asks_person(error: EOFError) -> bool:
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    innermost = frames[-1].f_globals.get("__name__", "") if frames else ""
-    return str(error) == "EOF when reading a line" or innermost == "getpass"
+    return str(error) == "EOF when reading a line" or modules_in(error)[-1:] == ["getpass"]
 
 
 def _locally() -> str:
@@ -136,7 +132,7 @@ class UsersProcess:
         self._unmasked: set[int] = set()  # signals that were blocked before a fork
         self._has_warned_of_input = False
 
-    def begin(self, assignment: Assignment, send: Callable[[FromWorker | FromManager], None]) -> Assignment:
+    def begin(self, assignment: Assignment, send: Callable[[FromWorker | FromManager], None]) -> None:
         """Users' code may run from now on. In the main thread, which alone may set handlers."""
         self.entry, self.is_worker, self._send = assignment.spec.entry, True, send
         self._pid, self._exit = os.getpid(), os._exit
@@ -149,7 +145,6 @@ class UsersProcess:
             signal.signal(number, self._timer_is_over)
         signal.alarm, signal.setitimer = self._noting_timer(signal.alarm), self._noting_timer(signal.setitimer)
         sys.stdin = _EmptyInput(self._input_is_read)
-        return assignment
 
     # --- forks ---
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize
 from elasticflow.services.executor.worker.data.loader_settings import DataSetAttributes, LoaderSettings, settings_of
 from elasticflow.services.executor.worker.data.sample_order import Epochs
-from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS
+from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS, first_root
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
 from elasticflow.services.executor.worker.engine.object_state import ModelState, namespace_of
 from elasticflow.services.executor.worker.engine.plain_state import (
@@ -238,9 +238,8 @@ class ElasticScript:
         self._has_stepped = False  # the optimizer, in this pass through the loop
         self._has_failed = False  # e.g. for lack of memory: its loop cannot be resumed
         self._num_empty_loops = 0
-        self._exited = ""  # the call that ended the script, with status 0
+        self._ended_by = ""  # as of `run_script`
         self._has_left_loop = self._has_returned = False
-        self.is_looped_by_library = False  # one pass through its loop is a step, not a part of one
         self.mean_loss = torch.tensor(math.nan)  # of the global batch, in a library's loop
         self.is_last_part = False  # of the present step, in this process
         self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
@@ -252,10 +251,15 @@ class ElasticScript:
         """Run the script up to elastic(...)."""
         if isinstance(outcome := self._thread.resume(self._run), Returned):
             raise TrainingFailed(
-                f"{self._module} ended without training{_by(outcome.value)}: call elasticflow.elastic(loader, model, "
+                f"{self._module} ended without training{outcome.value}: call elasticflow.elastic(loader, model, "
                 "optimizer) in it, and loop over the result"
             )
         return self._objects[1]
+
+    @property
+    def is_looped_by_library(self) -> bool:
+        """One pass through its loop is a step, not a part of one."""
+        return self._library is not None
 
     def enter_loop(self, iteration: int, dataset: DataSet) -> None:
         """Run the script, with the job's state in its objects, up to its first batch, or to its end."""
@@ -308,12 +312,12 @@ class ElasticScript:
     def _resume_loop(self) -> None:
         outcome = self._thread.resume(None)
         self._has_returned = isinstance(outcome, Returned)
-        self._exited = outcome.value if isinstance(outcome, Returned) else ""
+        self._ended_by = outcome.value if isinstance(outcome, Returned) else ""
         self.is_over = self._has_returned or self._has_left_loop
 
     @property
     def _left_loop(self) -> str:
-        return f"{self._module} left its loop within a global batch{_by(self._exited)}"
+        return f"{self._module} left its loop within a global batch{self._ended_by}"
 
     def evaluate_part(self, model: nn.Module, part: int, num_parts: int) -> Mapping[str, float]:
         raise AssertionError("one process evaluates")
@@ -358,7 +362,7 @@ class ElasticScript:
         self.length.epochs = self._epochs = self._epochs_of(self._settings)
         self._made = (loader, model, optimizer)
         self.virtual_nodes, self.on_step = virtual_nodes or self.virtual_nodes, on_step
-        self._library, self.is_looped_by_library = library, library is not None
+        self._library = library
         self._of_model = ModelState(model, keeps_modes=True)
         for number, each in enumerate(further):
             self._stateful[f"{type(each).__name__}-{number}"] = each
@@ -511,17 +515,13 @@ class ElasticScript:
             self._has_stepped = True
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+            root = first_root(tensors)
             if self._loss is None and root.numel() == 1:
                 self._loss = root.detach()
             backward_of_torch(tensors, *args, **kwargs)
 
         optimizer.register_step_post_hook(stepped)
         backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
-
-
-def _by(exit_call: str) -> str:
-    return f", by {exit_call}" if exit_call else ""
 
 
 def is_looped_by_library(function: object) -> bool:

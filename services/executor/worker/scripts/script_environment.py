@@ -39,7 +39,8 @@ def run_script(spec: JobSpec, code_path: str, environment: Mapping[str, str], **
 
     code_path: folder that the script is imported from. main_module: names that it finds in its main module, which stays
     for what runs at the end of the process. If the script exits with a bare number, its last line of output explains
-    it, e.g. argparse's message. Returns the call that ended it with status 0, and its line; "" after its last line.
+    it, e.g. argparse's message. Returns ", by" and the call that ended it with status 0, and its line; "" after its
+    last line.
     """
     before = size_of_output()
     os.environ.update(environment)
@@ -49,13 +50,12 @@ def run_script(spec: JobSpec, code_path: str, environment: Mapping[str, str], **
         sys.modules["__main__"], sys.argv = module, [str(module.__file__), *spec.arguments]
         exec(code, vars(module))
     except BaseException as error:
-        if PROCESS.is_forked:
-            PROCESS.end_child(error)
+        PROCESS.end_if_forked(error)
         if not isinstance(error, SystemExit) or error.code:
             if isinstance(error, SystemExit) and isinstance(error.code, int) and (said := last_line_since(before)):
                 error.add_note(said)
             raise
-        return exit_call(error)
+        return f", by {exit_call(error)}"
     if PROCESS.is_forked:
         PROCESS.end_child(None)
     return ""

@@ -121,7 +121,7 @@ class TorchrunProgress:
         self._snapshot_times_s: list[float] = []
         self._snapshot_recorded = threading.Event()
         self._store = checkpoint_store(assignment)
-        self.exit_call = ""  # that ended the script with status 0
+        self.ended_by = ""  # the call that ended the script with status 0, as of `run_script`
 
     @property
     def records_snapshots(self) -> bool:
@@ -253,10 +253,9 @@ class TorchrunProgress:
         times_s = self._step_times_s()
         if len(times_s) < _MIN_MEASURED_STEPS:
             elsewhere = "" if self._num_steps else " in its own process; those of processes that it starts do not count"
-            by = f", by {self.exit_call}" if self.exit_call else ""
             raise TrainingFailed(
-                f"the script ended after {self._num_steps} optimizer steps{by}, too few to measure its speed: let it "
-                f"take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}{elsewhere}"
+                f"the script ended after {self._num_steps} optimizer steps{self.ended_by}, too few to measure its "
+                f"speed: let it take at least {_WARM_UP_STEPS + _MIN_MEASURED_STEPS}{elsewhere}"
             )
         rate = float(self._iterations_per_step) / max(statistics.median(times_s), 1e-6)
         log.info("profiled", iterations_per_s=round(rate, 3), steps=len(times_s))
@@ -303,7 +302,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
         channel.begin_training()  # from here on a stop arrives as SIGTERM
         with stop.ends_block():
             with in_users_code("in the script", has_peers=True):
-                progress.exit_call = run_script(assignment.spec, assignment.code_path, world.environment)
+                progress.ended_by = run_script(assignment.spec, assignment.code_path, world.environment)
             if not channel.stop_requested:
                 EXIT_HANDLERS.run(AT_END_S)
                 world.wait_for_all(assignment.rank, assignment.timeouts.collective_timeout_s)

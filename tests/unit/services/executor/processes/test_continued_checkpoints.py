@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.services.executor.processes import prepared_folders
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, bring_checkpoints, take_folders
+from elasticflow.services.executor.worker.checkpoint import files, store
 from elasticflow.shared.messages.job_spec import ContinuedJob
 
 FIRST, SECOND = "1" * 16, "2" * 16
@@ -114,3 +116,12 @@ def test_a_job_that_ended_before_it_had_any_passes_on_those_that_it_had_continue
     chain = ContinuedJob(job_id="han", identity=SECOND, iteration=40, earlier=(FIRST,))
     bring_checkpoints(data_dir, "han", chain)
     assert name_of(40) in brought(data_dir, "han")
+
+
+@pytest.mark.parametrize(
+    "name", [name_of(20), name_of(20, part=3), "model.pt", f"x{name_of(20)}", f"{name_of(20)}.part"]
+)
+def test_the_executor_knows_the_names_of_the_store(name: str) -> None:
+    """It has its own pattern, because the store imports torch."""
+    is_one = any(pattern.fullmatch(name) for pattern in (store._NAME, files._NAME))
+    assert bool(prepared_folders._CHECKPOINT.fullmatch(name)) is is_one
