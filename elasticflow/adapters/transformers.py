@@ -189,7 +189,7 @@ class _HeldState:
         from transformers.trainer_callback import ExportableState  # pyright: ignore[reportMissingImports]
 
         self._trainer, self._exportable = trainer, ExportableState
-        self._counted: dict[int, tuple[str, ...]] = {}  # by id of a callback: its attributes that count
+        self._counted: dict[int, tuple[object, tuple[str, ...]]] = {}  # by id of a callback: it, its attributes that count
 
     def objects(self) -> dict[str, object]:
         trainer = self._trainer
@@ -204,8 +204,8 @@ class _HeldState:
 
     def _attributes_of(self, callback: Any) -> Sequence[str]:
         if id(callback) not in self._counted:
-            self._counted[id(callback)] = tuple(callback.state().get("attributes", ()))
-        return self._counted[id(callback)]
+            self._counted[id(callback)] = callback, tuple(callback.state().get("attributes", ()))
+        return self._counted[id(callback)][1]
 
     def records(self) -> dict[str, tuple[object, Sequence[str]]]:
         return {"trainer.state": (self._trainer.state, ("log_history",))}

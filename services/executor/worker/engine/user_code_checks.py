@@ -35,7 +35,9 @@ _NAMES_IN_STATE = frozenset(
         "stream",
         "metrics",
         "metric_names",
-    }  # see job_state.py
+        "optimizer_type",
+        "virtual_nodes",
+    }  # see job_state.py and training_step.py
 )
 
 

@@ -1,8 +1,18 @@
 """What user code returns is checked before an executor would end its worker without a reason."""
 
-import pytest
+import inspect
+import re
+from types import ModuleType
 
-from elasticflow.services.executor.worker.engine.user_code_checks import as_metrics, require_few_metrics
+import pytest
+import torch
+
+from elasticflow.services.executor.worker.engine import job_state, training_step
+from elasticflow.services.executor.worker.engine.user_code_checks import (
+    as_metrics,
+    require_few_metrics,
+    require_stateful,
+)
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 
@@ -26,3 +36,12 @@ def test_a_name_that_no_message_can_hold_fails_the_job_with_a_reason(name: str) 
 def test_a_number_that_no_float_can_hold_is_named() -> None:
     with pytest.raises(TrainingFailed, match="return the loss, or a mapping of names to numbers"):
         as_metrics({"loss": 10**400})
+
+
+@pytest.mark.parametrize("module", [job_state, training_step])
+def test_no_object_of_stateful_takes_a_name_of_the_state(module: ModuleType) -> None:
+    names = re.findall(r'^ {12}"(\w+)":', inspect.getsource(module), flags=re.MULTILINE)
+    assert {"iteration", "optimizer_type"} & set(names), "the keys of state()"
+    for name in names:
+        with pytest.raises(TrainingFailed, match=f'named "{name}".*rename it'):
+            require_stateful({name: torch.nn.Linear(1, 1)})
