@@ -189,7 +189,7 @@ class _HeldState:
         from transformers.trainer_callback import ExportableState  # pyright: ignore[reportMissingImports]
 
         self._trainer, self._exportable = trainer, ExportableState
-        self._counted: dict[int, tuple[object, tuple[str, ...]]] = {}  # by id of a callback: it, its attributes that count
+        self._counted: dict[int, tuple[object, tuple[str, ...]]] = {}  # callbacks, with what counts in them, by id
 
     def objects(self) -> dict[str, object]:
         trainer = self._trainer

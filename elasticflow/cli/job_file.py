@@ -16,10 +16,23 @@ import typer
 from typer.core import TyperCommand
 
 from elasticflow.cli.option_values import setting_word, sweep_word
-from elasticflow.errors import InputUnusable
-from elasticflow.sdk.job_fields import nearest_name
+from elasticflow.errors import InputUnusable, InvalidJob, did_you_mean
 from elasticflow.shared.messages.syntax_problems import parsed_toml
 
+_KEY_OF_FIELD = {  # of a specification, where an option has a shorter name
+    "max_iterations": "iterations",
+    "global_batch_size": "batch",
+    "job_id": "name",
+    "job_class": "class",
+    "environment": "env",
+    "min_gpus": "gpus",
+    "max_gpus": "gpus",
+    "gpu_memory_bytes": "gpu_memory",
+    "requirements": "requirement",
+    "continues": "from",
+    "hyperparameters": "set",
+    "secrets": "secret",
+}
 _TABLE_LINE = re.compile(r"\s*\[\s*[\"']?([\w-]+)")
 _KEY_LINE = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]")
 
@@ -41,17 +54,20 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """A valid job file. words: its options, as a command line has them. lines: the line of each key."""
+    """A valid job file. words: its options, as a command line has them.
+
+    lines: of each key, by its table and name; the table of a key of the top level is "".
+    """
 
     file: str
     words: tuple[str, ...]
     target: str
     arguments: tuple[str, ...]
-    lines: Mapping[str, int] = field(default_factory=dict[str, int])
+    lines: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
-    def wrong(self, key: str, problem: str) -> InputUnusable:
+    def wrong(self, key: str, problem: str, table: str = "") -> InputUnusable:
         """The error that names the line of this key."""
-        return _bad(self.file, f"{_place(self.lines.get(key))}{key}: {problem}")
+        return _bad(self.file, _said_of(self.lines, table, key, problem))
 
 
 def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignored: Collection[str] = ()) -> JobFile:
@@ -68,8 +84,8 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
         if key in options:
             reading.read(options[key], value)
         elif key not in ignored:
-            nearest = nearest_name(key, [*options, *ignored])
-            reading.fail(key, f"unknown key; the nearest known one is {nearest}")
+            meant = did_you_mean(_KEY_OF_FIELD.get(key, key), [*options, *ignored])
+            reading.fail(key, f"unknown key{meant or '; the options that `eflow submit --help` lists are its keys'}")
     if not reading.target and not reading.problems:
         reading.problems.append('target: it is missing; name what is trained, like target = "train.py"')
     if reading.problems:
@@ -79,7 +95,7 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
         words=tuple(reading.words),
         target=reading.target,
         arguments=reading.arguments,
-        lines={key: line for (table, key), line in reading.lines.items() if not table},
+        lines=reading.lines,
     )
 
 
@@ -95,8 +111,7 @@ class _Reading:
         self._folder = folder
 
     def fail(self, key: str, problem: str, table: str = "") -> None:
-        line = self.lines.get((table, key), self.lines.get(("", table or key)))
-        self.problems.append(f"{_place(line)}{f'[{table}] ' if table else ''}{key}: {problem}")
+        self.problems.append(_said_of(self.lines, table, key, problem))
 
     def read(self, option: Option, value: Any) -> None:
         if option.metavar.startswith("NAME="):
@@ -197,8 +212,10 @@ def _bad(file: Path | str, *problems: str) -> InputUnusable:
     return InputUnusable("bad_job_file", f"{file}: {'; '.join(problems)}")
 
 
-def _place(line: int | None) -> str:
-    return f"line {line}: " if line else ""
+def _said_of(lines: Mapping[tuple[str, str], int], table: str, key: str, problem: str) -> str:
+    """The problem of a key, with its line and table."""
+    line = lines.get((table, key), lines.get(("", table or key)))
+    return f"{f'line {line}: ' if line else ''}{f'[{table}] ' if table else ''}{key}: {problem}"
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:
@@ -262,9 +279,11 @@ class JobFileCommand(TyperCommand):
         return read_job_file(file, file.read_bytes(), own, ignored=options_of(other).keys() - own.keys())
 
     def _naming_lines(self, ctx: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call; a wrong value of the file is named with its line. Raises InputUnusable."""
+        """Call; a wrong value of the file is named with its line. Raises InputUnusable, InvalidJob."""
         try:
             return call(*arguments)
+        except InvalidJob as error:
+            raise InvalidJob(*(self._with_place(ctx, problem) for problem in error.problems)) from None
         except typer.BadParameter as error:
             job_file, typed = ctx.meta.get(_FILE, (None, set()))
             parameter = next((p for p in self.params if error.param is p or error.param_hint in p.opts), None)
@@ -272,6 +291,20 @@ class JobFileCommand(TyperCommand):
                 raise
             problem = error.message.removeprefix("Value error, ").rstrip(".")  # as pydantic begins it
             raise job_file.wrong(_key(parameter), problem) from None
+
+    def _with_place(self, ctx: Any, problem: str) -> str:
+        """The problem of a field of the job, by the name of the option that gave it, or by its line in the file."""
+        name, _, what = problem.partition(": ")
+        option, _, key = name.removeprefix("--").partition(" ")  # "--set lr: ..."
+        option = _KEY_OF_FIELD.get(option, option)
+        parameter = next((each for each in self.params if _word(each) and _key(each) == option), None)
+        if parameter is None or not what:
+            return problem
+        job_file, typed = ctx.meta.get(_FILE, (None, set()))
+        if job_file is not None and parameter.name not in typed and ("", option) in job_file.lines:
+            return str(job_file.wrong(key or option, what, option if key else ""))
+        is_typed = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
+        return f"{_word(parameter)}{key and f' {key}'}: {what}" if is_typed else problem
 
 
 def options_of(command: Any) -> dict[str, Option]:

@@ -6,7 +6,7 @@ Wrong values stay as they are: validation names them.
 import difflib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,6 @@ from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, DATA
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition
 
 Condition = tuple[Literal["<=", ">="], float]
-
-
-def nearest_name(name: str, known: Sequence[str]) -> str:
-    """The known name that a user may have meant."""
-    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
 
 
 def undeclared(of_class: str, declared: Iterable[str], given: Iterable[str], option: str) -> tuple[str, ...]:

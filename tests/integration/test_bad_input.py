@@ -137,10 +137,10 @@ async def test_a_batch_of_nothing(user: User) -> None:
     shown = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "0")
     as_json = await user.eflow("submit", "light.py", "--deadline", "10m", "--batch", "-1", "--json")
     assert (shown.status, shown.out) == (2, "")
-    assert shown.err == "eflow: global_batch_size: must be greater than 0, not 0\n"
+    assert shown.err == "eflow: --batch: must be greater than 0, not 0\n"
     assert (as_json.status, as_json.value) == (
         2,
-        {"error": "global_batch_size: must be greater than 0, not -1", "code": "invalid_job"},
+        {"error": "--batch: must be greater than 0, not -1", "code": "invalid_job"},
     )
     said, answer = await user.publishes("SubmitJob", "empty-batch", spec=published("Diverges", global_batch_size=0))
     assert said == "MessageRejected"

@@ -184,9 +184,9 @@ def test_options_of_later_commands_need_no_code_here() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("iteration = 3", "line 1: iteration: unknown key; the nearest known one is iterations"),
-        ("\n\ngpu-type = 'A100'", "line 3: gpu-type: unknown key; the nearest known one is gpu_type"),
-        ("\n[sets]\nlr = 1", "line 2: sets: unknown key; the nearest known one is set"),
+        ("iteration = 3", "line 1: iteration: unknown key; did you mean iterations?"),
+        ("\n\ngpu-type = 'A100'", "line 3: gpu-type: unknown key; did you mean gpu_type?"),
+        ("\n[sets]\nlr = 1", "line 2: sets: unknown key; did you mean set or secret?"),
         ("iterations = true", "line 1: iterations: must be a whole number (Total number of iterations), not true"),
         ("iterations = '3'", "line 1: iterations: must be a whole number (Total number of iterations), not '3'"),
         ("mixed = 1", "line 1: mixed: must be true or false, not 1"),
@@ -237,6 +237,10 @@ def test_one_error_names_all_wrong_keys() -> None:
         ('gpus = "many"', "job.toml: line 3: gpus: 'many' is not like 4, 2..8"),
         ('name = "-x"', "job.toml: line 3: name: other commands would read '-x' as an option"),
         ('timeout = "long"', "job.toml: line 3: timeout: 'long' is not a duration"),
+        ("iterations = -5", "job.toml: line 3: iterations: must be greater than 0, not -5"),
+        ('name = "a b"', "job.toml: line 3: name: must be 1 to 64 letters"),
+        ('env = {EF_X = "a"}', "job.toml: line 3: env: must be without EF_X"),
+        ("[set]\nrate = 1", "job.toml: line 4: [set] rate: Net declares no such hyperparameter"),
     ],
 )
 def test_a_value_that_the_option_refuses_is_named_with_its_line(nowhere: Path, line: str, said: str) -> None:
@@ -256,6 +260,21 @@ def test_a_wrong_value_of_the_command_line_is_not_blamed_on_the_file(nowhere: Pa
     assert "--deadline" in shown
 
 
+def test_a_wrong_value_has_the_name_of_the_option_that_gave_it(nowhere: Path) -> None:
+    (nowhere / "train.py").write_text(JOB_FILE)
+    status, shown = eflow("submit", "train.py", "--deadline=5m", "--iterations=-4", "--set=rate=1", "--batch=0")
+    assert status == 2
+    assert "--set rate: Net declares no such hyperparameter" in shown
+    status, shown = eflow("quote", "train.py", "--iterations=-4", "--batch=0")
+    assert "--iterations: must be greater than 0, not -4" in shown
+    assert "--batch: must be greater than 0, not 0" in shown
+
+
+def test_a_name_of_a_specification_is_told_as_its_key() -> None:
+    assert problems("max_iterations = 3") == "line 1: max_iterations: unknown key; did you mean iterations?"
+    assert "the options that `eflow submit --help` lists are its keys" in problems("epochs = 3")
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     status, shown = eflow("submit", "none.toml")
     assert (status, shown) == (2, "eflow: none.toml: No such file or directory\n")
@@ -266,7 +285,7 @@ def test_other_commands_take_the_file_and_pass_over_options_that_they_lack(nowhe
     (nowhere / "job.toml").write_text('target = "train.py"\nbatch = 16\nwait = true\nbach = 3\n')
     assert "wait" not in options_of(QUOTE)
     status, shown = eflow("quote", "job.toml")
-    assert (status, shown) == (2, "eflow: job.toml: line 4: bach: unknown key; the nearest known one is batch\n")
+    assert (status, shown) == (2, "eflow: job.toml: line 4: bach: unknown key; did you mean batch or detach?\n")
 
 
 @pytest.mark.parametrize("value", [0.1, 3, True, "text", "0.1", "true", '"quoted"', "", "a,b", "[1]", float("inf")])
