@@ -13,6 +13,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
+from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.runtime.service.ledger_encoding import read_message, subject_of
 from testbed.histories import NOW_S, History, pool, submit
 
@@ -58,6 +59,14 @@ def with_node_ends(history: History) -> History:
             service="operator", based_on=history.state.sequence, now_s=event.at_s, events=(event,)
         )
         history.then(decision)
+    return history
+
+
+def with_failed_best_effort(history: History) -> History:
+    """A job without a promise has failed."""
+    _plan(history, submit("free", job_class=JobClass.BEST_EFFORT, deadline_s=None), now_s=NOW_S + 166.0)
+    _train(history, "free", seconds=1, from_s=NOW_S + 167.0)
+    _fail(history, "free", at_s=NOW_S + 169.0)
     return history
 
 

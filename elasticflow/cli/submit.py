@@ -31,7 +31,7 @@ from elasticflow.client.client import Client
 from elasticflow.client.replies import Decision
 from elasticflow.errors import InvalidJob, NotEnded
 from elasticflow.history.formatting import measured_in_words, undecided_in_words
-from elasticflow.sdk.job_fields import problems_of_names
+from elasticflow.sdk.job_fields import absent_data, problems_of_names
 from elasticflow.sdk.script import TorchrunScript
 from elasticflow.sdk.submission import Submission, with_code
 from elasticflow.shared.messages.events import JobAdmitted, ProfileRequested
@@ -137,6 +137,8 @@ def _submit(
     job = options.apply(job)
     if isinstance(job, TorchrunScript) and (warning := job.warning()):
         note(f"warning: {warning}")
+    if gone := absent_data(job.data_uris):
+        note(f"warning: data: {', '.join(gone)} on this machine; the job needs it there on each node")
     if not where.pools:
         seal_secrets(job, options.secrets, where)
     if options.source and (swept or quote_id):

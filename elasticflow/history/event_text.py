@@ -271,8 +271,10 @@ def _memory_exceeded(event: events.MemoryExceeded, new: Job) -> str:
 
 def _at_risk(event: events.JobAtRisk, new: Job, state: PoolState) -> str:
     if event.projected_finish_s is None:
+        if new.gpus and not new.training:
+            return "at risk: its workers have not started yet"
         is_stalled = bool(new.gpus) and speed_now(new, event.at_s) is None
-        why = "it makes no progress" if is_stalled else "the pool has no GPUs on which it would end in time"
+        why = "it reports no progress" if is_stalled else "the pool has no GPUs on which it would end in time"
         return f"at risk: {why}"
     late = duration_in_words(event.projected_finish_s - event.deadline_s)
     speed = f"its measured speed less {margin_in_words(state.config)}"

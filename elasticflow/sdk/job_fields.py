@@ -6,7 +6,7 @@ Wrong values stay as they are: validation names them.
 import difflib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from elasticflow.errors import InvalidJob, did_you_mean
 from elasticflow.shared.messages.codec import validate
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
 from elasticflow.shared.messages.gpu_limits import range_problem
-from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, DATA_VARIABLE
+from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, DATA_VARIABLE, local_path
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition
 
 Condition = tuple[Literal["<=", ">="], float]
@@ -98,6 +98,12 @@ def uri_of(data: str | Path) -> str:
     """A path becomes a file:// URI, which names the same path on each node; a URI stays as it is."""
     text = str(data)
     return text if "://" in text else Path(os.path.abspath(Path(text).expanduser())).as_uri()
+
+
+def absent_data(data: Mapping[str, str | Path]) -> list[str]:
+    """The data, by name, whose paths are not on this machine: "train is not at /data/train"."""
+    paths = {name: local_path(uri_of(uri)) for name, uri in data.items()}
+    return [f"{name} is not at {path}" for name, path in paths.items() if path is not None and not Path(path).exists()]
 
 
 def data_path(name: str) -> Path:

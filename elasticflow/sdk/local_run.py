@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from elasticflow.errors import InvalidJob, TrainingRefused
 from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.job_fields import absent_data
 from elasticflow.sdk.script import Script
 from elasticflow.sdk.submission import quotable
 from elasticflow.shared.extras import require_extra
@@ -115,14 +116,12 @@ def _local_spec(job: ElasticJob) -> JobSpec:
             "then changes nothing"
         )
     spec = quotable(job).spec()
-    paths = {name: local_path(uri) for name, uri in spec.data.items()}
-    remote = [f"{name} is at {spec.data[name]}" for name, path in paths.items() if path is None]
+    remote = [f"{name} is at {uri}" for name, uri in spec.data.items() if local_path(uri) is None]
     if remote:
         raise InvalidJob(
             f"data: {', '.join(remote)}, which only nodes fetch: name a copy on this machine, --data NAME=PATH"
         )
-    gone = [f"{name} is not at {path}" for name, path in paths.items() if path is not None and not Path(path).exists()]
-    if gone:
+    if gone := absent_data(spec.data):
         raise InvalidJob(f"data: {', '.join(gone)}: name what is on this machine, --data NAME=PATH")
     return replace(spec, job_class=JobClass.BEST_EFFORT, deadline_s=None, deadline_in_s=None)
 

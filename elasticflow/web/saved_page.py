@@ -165,12 +165,14 @@ def _panel(title: str, content: str) -> str:
 
 def _numbers(update: Mapping[str, Any], now_s: float) -> str:
     words = [expected_at(job, now_s)["promise"] for job in update["jobs"]]
+    without_promise = (job for job, word in zip(update["jobs"], words, strict=True) if word == "none")
+    num_failed = words.count("failed") + sum(job["activity"] == "failed" for job in without_promise)
     shown = {
         "GPUs used": f"{update['num_gpus_used']}<small> of {update['num_gpus']}</small>",
         "● Promises live": words.count("promised") + words.count("at risk"),
         "▲ At risk": words.count("at risk"),
         "✕ Broken": words.count("broken"),
-        "✕ Failed": words.count("failed"),
+        "✕ Failed": num_failed,
         "✓ Kept": words.count("kept"),
     }
     rows = "".join(f"<div><dt>{name}</dt><dd>{each}</dd></div>" for name, each in shown.items())

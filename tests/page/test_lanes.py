@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from testbed.histories import NOW_S
-from testbed.page_ledger import page_history, write_export
+from testbed.page_ledger import page_history, with_failed_best_effort, write_export
 from testbed.served_page import served_page
 from tests.page.conftest import Viewer, opened
 
@@ -63,9 +63,9 @@ def test_filters_choose_the_lanes(viewer: Viewer) -> None:
 
 @pytest.fixture
 def with_broken(browser: Any, tmp_path: Path) -> Iterator[Viewer]:
-    """The ledger goes on: risky ends, late."""
+    """The ledger goes on: risky ends, late, and a job without a promise fails."""
     file = tmp_path / "late.ledger"
-    write_export(page_history().finished("risky", at_s=NOW_S + 165.0), file)
+    write_export(with_failed_best_effort(page_history().finished("risky", at_s=NOW_S + 165.0)), file)
     with served_page(str(file)) as link, opened(browser, link) as viewer:
         yield viewer
 
@@ -86,6 +86,7 @@ def test_a_broken_promise_is_counted_and_marked(with_broken: Viewer) -> None:
     with_broken.page.wait_for_selector(".numbers .bad")
     shown = numbers(with_broken)
     assert (shown["✕ Broken"], shown["▲ At risk"], shown["● Promises live"]) == ("1", "0", "1")
+    assert shown["✕ Failed"] == "2", "with the one that had no promise"
     with_broken.page.click("text=As a table")
     row = with_broken.page.locator(".behind tbody tr", has_text="risky").inner_text()
     assert ("✕ broken" in row, "-5.0s" in row) == (True, True)

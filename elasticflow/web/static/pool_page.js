@@ -42,6 +42,7 @@ function Numbers({ pool, nowS }) {
   /** @type {any} */ let least = null;
   for (const job of pool.jobs.values()) {
     count[promiseOf(job, nowS)] += 1;
+    if (promiseOf(job, nowS) === "none" && job.activity === "failed") count.failed += 1;
     const marginS = marginOf(job, nowS);
     if (!job.live || promiseOf(job, nowS) === "none" || marginS === null) continue;
     if (least === null || marginS < least.marginS) least = { job: job.job_id, marginS };

@@ -686,3 +686,12 @@ def test_an_option_without_its_value_is_told_that_it_requires_one(nowhere: Path)
     said = " ".join(shown.replace("│", "").split())
     assert "Option '--deadline' requires an argument." in said
     assert "No such option" not in said
+
+
+def test_data_that_is_not_on_this_machine_is_a_warning(nowhere: Path) -> None:
+    (nowhere / "train.py").write_text(JOB_FILE.format(name="Net", batch=8))
+    (nowhere / "here").touch()
+    data = ("--data", "train=gone/train", "--data", "labels=here", "--data", "far=s3://bucket/far")
+    _, shown = eflow("submit", "train.py", "--deadline", "5m", *data)
+    path = f"{nowhere}/gone/train"
+    assert f"warning: data: train is not at {path} on this machine; the job needs it there on each node\n" in shown

@@ -284,7 +284,8 @@ def test_a_risk_names_the_deadline_that_admission_would_promise() -> None:
     assert late.startswith("at risk: planned at its measured speed less a margin of 10% it would end 29.5s after its ")
     assert "deadline; admission would promise an amendment to " in late
     assert late.endswith("(in 2m 00s)")
-    assert text(None, None) == "at risk: it makes no progress"
+    assert text(None, None) == "at risk: its workers have not started yet"
+    assert risk_of_a_job_that_trains(10, 0.0, None) == "at risk: it reports no progress"
 
 
 def risk_of_a_job_that_trains(iteration: int, iterations_per_s: float, projected_finish_s: float | None) -> str:

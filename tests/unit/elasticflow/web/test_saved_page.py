@@ -10,7 +10,7 @@ from elasticflow.web.page_values import past_update, sentence_at
 from elasticflow.web.pool_history import PoolHistory
 from elasticflow.web.saved_page import MAX_LANES, saved_page
 from testbed.histories import NOW_S, History
-from testbed.page_ledger import HOSTILE, page_history, recorded
+from testbed.page_ledger import HOSTILE, page_history, recorded, with_failed_best_effort
 
 
 class Elements(HTMLParser):
@@ -52,6 +52,12 @@ def test_it_has_the_jobs_the_nodes_the_lanes_and_the_decisions() -> None:
     assert sentence_at(update["jobs"][-1], update["now_s"]) in [attributes["aria-label"] for attributes in tracks]
     assert update["feed"][-1]["text"] in elements.text
     assert f"after message {update['sequence']}" in elements.text
+
+
+def test_jobs_without_a_promise_are_counted_when_they_fail() -> None:
+    history = with_failed_best_effort(page_history().finished("risky", at_s=NOW_S + 165.0))
+    saved = saved_page("run.ledger", update_of(history, now_s=NOW_S + 170.0))
+    assert "<dt>✕ Failed</dt><dd>2</dd>" in saved
 
 
 COMPARED: dict[str, Any] = {
