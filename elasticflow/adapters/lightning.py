@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticflow.adapters.held_state import named_by_class
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, Unsupported, refuse, replace_accumulation
-from elasticflow.sdk.script import running_worker
+from elasticflow.sdk.script import require_state, running_worker
 from elasticflow.shared.training_interface import OnStep, is_stateful
 
 
@@ -29,6 +29,7 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
     the trainer's. `estimated_stepping_batches` and `num_training_batches` are those of the job. The trainer's loggers
     and progress bar are off: every worker would have them. Code after `fit()` runs in one process. Raises Unsupported.
     """
+    require_state("elastic_trainer()", further)
     worker = running_worker()
     if worker is None:
         return trainer

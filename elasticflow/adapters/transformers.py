@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticflow.adapters.held_state import named_by_class
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, refuse, replace_accumulation
-from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, running_worker
+from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, require_state, running_worker
 from elasticflow.shared.training_interface import OnStep, is_stateful
 
 
@@ -36,6 +36,7 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
     replace the trainer's. The schedule is built for the job's steps. Code after `train()` runs in one process. Raises
     Unsupported.
     """
+    require_state("elastic_trainer()", further)
     worker = running_worker()
     if worker is None:
         return trainer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,16 +74,21 @@ def elastic(
     A worker runs the loop once for each of its virtual nodes. The code after the loop runs in one process. In a
     script that runs outside a job, this changes nothing.
     """
-    for each in further:
-        if not is_stateful(each):
-            raise TypeError(
-                f"elastic(): {type(each).__name__} needs state_dict() and load_state_dict(): add both methods, so that "
-                "workers that join and checkpoints have its state"
-            )
+    require_state("elastic()", further)
     worker = running_worker()
     if worker is None:
         return _PlainLoader(loader)
     return worker.attach(loader, model, optimizer, *further, virtual_nodes=virtual_nodes, on_step=on_step)
+
+
+def require_state(call: str, further: Iterable[object]) -> None:
+    """Raise TypeError for an object whose state nobody can read and set. call: that got it, with ()."""
+    for each in further:
+        if not is_stateful(each):
+            raise TypeError(
+                f"{call}: {type(each).__name__} needs state_dict() and load_state_dict(): add both methods, so that "
+                "workers that join and checkpoints have its state"
+            )
 
 
 def running_worker() -> Any:

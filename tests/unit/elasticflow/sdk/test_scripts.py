@@ -1,5 +1,6 @@
 """A user script as an elastic job: its changes, and its specification."""
 
+import importlib
 import re
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -133,3 +134,10 @@ def test_scripts_that_differ_in_the_learning_rate_alone_share_one_measurement():
     assert measured("--wide", "--learning-rate=0.1") == measured("--wide", "--learning-rate=0.01")
     assert measured("--layers", "2", "--lr", "0.1") != measured("--layers", "4", "--lr", "0.1")
     assert measured("--lr", "0.1", "0.2") != measured("--lr", "0.1", "0.3")
+
+
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+def test_an_object_without_state_is_refused_outside_of_a_job_too(library: str) -> None:
+    adapter = importlib.import_module(f"elasticflow.adapters.{library}")
+    with pytest.raises(TypeError, match=r"elastic_trainer\(\): dict needs state_dict\(\) and load_state_dict\(\)"):
+        adapter.elastic_trainer(object(), {"momentum": 0.9})
