@@ -309,6 +309,11 @@ async def test_a_training_function_that_never_returns(user: User) -> None:
     assert "does train() return? `eflow logs silent` shows where its workers were" in logs.err
     assert re.search(r"eflow: no step ended for \d+ s; the threads of this worker, newest calls first:", logs.out)
     assert re.search(r"broken\.py\", line \d+ in train", logs.out), "where it hangs"
+    for job_id in ("silent", "silent-profiling"):
+        told = await user.eflow("explain", job_id)
+        assert re.search(r"warning: no step ended for \d+ s; a worker is at \S*broken\.py:\d+ in train", told.out), (
+            told.out
+        )
 
 
 async def test_the_last_lines_of_a_worker_that_died_are_reported(pool: RunningPool) -> None:

@@ -209,9 +209,9 @@ def _reported(state: State, worker: WorkerRecord, message: from_worker.FromWorke
             )
         case from_worker.Lagged():
             worker = replace(worker, lagged=message, lagged_at_s=now_s)
-        case from_worker.Warned(warning=warning):
-            others = (other for other in worker.warnings if other != warning)
-            worker = replace(worker, warnings=(*others, warning)[-_KEPT_WARNINGS:])
+        case from_worker.Warned():
+            others = (other for other in worker.warnings if other != message)
+            worker = replace(worker, warnings=(*others, message)[-_KEPT_WARNINGS:])
         case from_worker.Alive(iteration=iteration, seconds_since_progress=silence_s):
             worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
         case from_worker.CheckpointWritten(iteration=iteration, request=request):

@@ -226,13 +226,17 @@ def _stopped(state: State, job: Job, generation: int, now_s: float) -> WorkersSt
 
 
 def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
-    """What rank 0 of the newest generation has reached, if it is here; it listens before it has switched."""
+    """What the newest generation has reached: rank 0, if it is here, reports it. It listens before it has switched."""
     events: list[Output] = []
     address = _rendezvous_address(state, job)
     if address and not job.rendezvous:
         events.append(
             RendezvousOpened(job_id=job.job_id, generation=job.generation, address=address, node_id=state.node_id)
         )
+    events.extend(
+        JobWarned(job_id=job.job_id, generation=job.generation, warning=warning, at_s=now_s, node_id=state.node_id)
+        for warning in _new_warnings(state, job)
+    )
     rank0 = state.workers.get(WorkerId(job.job_id, job.generation, 0))
     if rank0 is None:
         return events
@@ -261,14 +265,21 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
                 node_id=state.node_id,
             )
         )
-    events.extend(
-        JobWarned(job_id=job.job_id, generation=job.generation, warning=warning, at_s=now_s, node_id=state.node_id)
-        for warning in rank0.warnings
-        if is_new_warning(job, warning)
-    )
     if isinstance(rank0.outcome, from_worker.Profiled) and not _is_measured(state, job):
         events.append(_measured(job, rank0.outcome, state.node_id, now_s))
     return events
+
+
+def _new_warnings(state: State, job: Job) -> list[str]:
+    """The warnings of rank 0, and those that are about another worker alone."""
+    found = (
+        warned.warning
+        for worker in state.workers_of(job.job_id)
+        if worker.id.generation == job.generation
+        for warned in worker.warnings
+        if warned.is_own or worker.id.rank == 0
+    )
+    return [warning for warning in dict.fromkeys(found) if is_new_warning(job, warning)]
 
 
 def _rendezvous_address(state: State, job: Job) -> str:

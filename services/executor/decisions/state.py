@@ -80,7 +80,7 @@ class WorkerRecord:
     checkpoint_result: from_worker.CheckpointWritten | from_worker.CheckpointFailed | None = None
     lagged: from_worker.Lagged | None = None  # newest report of a slow peer
     lagged_at_s: float = 0.0
-    warnings: tuple[str, ...] = ()  # of its job's code, the newest last
+    warnings: tuple[from_worker.Warned, ...] = ()  # the newest last
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     outcome: from_worker.Finished | from_worker.Failed | from_worker.Profiled | None = None
     stop_requested_at_s: float | None = None

@@ -116,9 +116,13 @@ class Lagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """Something about the job's code that its user should know; it trains on. That of rank 0 reaches the ledger."""
+    """Something about the job's code that its user should know; it trains on. That of rank 0 reaches the ledger.
+
+    is_own: it is about this worker, as where it hangs, so that it does so from any rank.
+    """
 
     warning: Text
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Reports progress and speed to the executor, from a thread of its own.
 
 The thread reports even while the training makes no progress, for example in a step that never returns. So silence means
-a dead process, and `Alive` means a stuck one, whose stacks it writes into the job's log. At its end the thread reports
+a dead process, and `Alive` means a stuck one. It writes its stacks into the job's log, and the lines of users' code in
+which it hangs into the job's history. At its end the thread reports
 the last steps, so that a failed job shows in which iteration it failed.
 """
 
@@ -17,13 +18,14 @@ from types import TracebackType
 import structlog
 
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
-from elasticflow.services.executor.worker.process.users_process import PROCESS
+from elasticflow.services.executor.worker.process.users_process import PROCESS, places_of_threads
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed, Warned
 
 log = structlog.get_logger()
 
 _PERIOD_S = 0.5
 _LOG = 2  # standard error is the job's log
+_MOST_PLACES = 3  # of users' code in which the threads of a worker hang
 _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change
 
 
@@ -97,6 +99,9 @@ class Telemetry:
             if idle_s > self._stacks_after_s and shown_at_s != progressed_at_s and not ends:
                 shown_at_s = progressed_at_s
                 _write_stacks(idle_s)
+                if places := places_of_threads():
+                    where = f"no step ended for {idle_s:.0f} s; a worker is{','.join(places[:_MOST_PLACES])}"
+                    self._channel.send(Warned(warning=where, is_own=True))
             if self._step_ends and iteration != reported:
                 self._channel.send(Progressed(iteration=iteration, iterations_per_s=rate, metrics=metrics))
                 reported = iteration

@@ -33,7 +33,8 @@ def _is_users(name: str, file: str) -> bool:
 
 
 def is_users_frame(frame: FrameType) -> bool:
-    return is_users_module(frame.f_globals.get("__name__", ""))
+    package = frame.f_globals.get("__package__") or ""  # of `python -m elasticflow...`, whose module is "__main__" too
+    return package.partition(".")[0] != "elasticflow" and is_users_module(frame.f_globals.get("__name__", ""))
 
 
 def modules_in(error: BaseException) -> list[str]:

@@ -43,10 +43,20 @@ def place_in(error: BaseException) -> str:
 
 def place_now() -> str:
     """The innermost line of users' code that this thread is in."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = _innermost(sys._getframe(1))
+    return "" if frame is None else _place(frame, frame.f_lineno)
+
+
+def places_of_threads() -> list[str]:
+    """The innermost lines of users' code that threads are in, each once: " at train.py:12 in train"."""
+    frames = map(_innermost, sys._current_frames().values())
+    return sorted({f"{_place(frame, frame.f_lineno)} in {frame.f_code.co_name}" for frame in frames if frame})
+
+
+def _innermost(frame: FrameType | None) -> FrameType | None:
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
-    return "" if frame is None else _place(frame, frame.f_lineno)
+    return frame
 
 
 def _is_users(frame: FrameType) -> bool:

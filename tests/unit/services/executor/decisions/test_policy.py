@@ -139,6 +139,16 @@ def test_what_rank_0_says_of_its_code_is_in_the_history_of_the_job_once() -> Non
     assert node.unchanged_by(event)
 
 
+def test_where_a_worker_hangs_is_in_the_history_of_the_job_whatever_its_rank() -> None:
+    node = ExecutorNode().training(2)
+    node.reports(Warned(warning="no step ended for 60 s; a worker is at train.py:9 in train", is_own=True), rank=1)
+    node.settle()
+    assert [event.warning for event in node.emitted_of(events.JobWarned)] == list(
+        node.state.pool.live_jobs["a"].warnings
+    )
+    assert len(node.state.pool.live_jobs["a"].warnings) == 1
+
+
 def test_a_job_has_few_warnings() -> None:
     node = ExecutorNode().training(1)
     for number in range(20):
