@@ -283,7 +283,8 @@ class JobFileCommand(TyperCommand):
         try:
             return call(*arguments)
         except InvalidJob as error:
-            raise InvalidJob(*(self._with_place(ctx, problem) for problem in error.problems)) from None
+            placed = (self._with_place(ctx, problem) for problem in error.problems)
+            raise InvalidJob(*dict.fromkeys(placed)) from None  # one option may give two fields
         except typer.BadParameter as error:
             job_file, typed = ctx.meta.get(_FILE, (None, set()))
             parameter = next((p for p in self.params if error.param is p or error.param_hint in p.opts), None)

@@ -123,6 +123,9 @@ def _packaged(target: str, workdir: Path | None = None) -> Package | None:
         raise _not_loadable(target, str(error)) from None
 
 
+_MOST_NAMED = 5  # classes or functions of a file
+
+
 def _needs_file(target: str) -> str:
     return f"a workdir needs a file, and {target} is a module that the nodes import; name its file"
 
@@ -140,7 +143,9 @@ def _found(target: str, code: Package | None, kind: Literal["class", "function"]
         reason = f"importing {module_name} failed: {_in_a_line(error)}{_advice(target, error)}"
         raise _not_loadable(target, reason) from error
     if not hasattr(module, name):
-        raise _not_loadable(target, f"{module_name} has no {kind} {name}{did_you_mean(name, _of_kind(module, kind))}")
+        there = _of_kind(module, kind)
+        has = f"; it has {', '.join(there[:_MOST_NAMED])}" if there else ""
+        raise _not_loadable(target, f"{module_name} has no {kind} {name}{did_you_mean(name, there) or has}")
     return getattr(module, name)
 
 

@@ -127,7 +127,7 @@ def _records(file: Path) -> tuple[LedgerRecord, ...]:
 
 def _refused(sentence: str) -> typer.Exit:
     """Prints the reason to standard error. Returns the exit to raise."""
-    print(sentence, file=sys.stderr)
+    print(f"eflow: {sentence}", file=sys.stderr)
     return typer.Exit(CANNOT)
 
 

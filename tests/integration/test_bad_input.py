@@ -168,7 +168,7 @@ async def test_a_training_function_that_cannot_be_imported_by_the_client(user: U
     expected = {
         "absent.py": "cannot load absent.py: there is no file",
         "no_such.module:Job": "importing no_such.module failed: ModuleNotFoundError: No module named 'no_such'\n",
-        "light.py:Heavy": "light has no class Heavy",
+        "light.py:Heavy": "light has no class Heavy; it has Light",
         "typo.py": f"No module named 'no_such_library' ({user.folder / 'typo.py'}, line 2)",
     }
     for target, said in expected.items():

@@ -265,7 +265,8 @@ def test_a_wrong_value_has_the_name_of_the_option_that_gave_it(nowhere: Path) ->
     status, shown = eflow("submit", "train.py", "--deadline=5m", "--iterations=-4", "--set=rate=1", "--batch=0")
     assert status == 2
     assert "--set rate: Net declares no such hyperparameter" in shown
-    status, shown = eflow("quote", "train.py", "--iterations=-4", "--batch=0")
+    status, shown = eflow("quote", "train.py", "--iterations=-4", "--batch=0", "--gpus=0")
+    assert shown.count("--gpus: must be greater than 0, not 0") == 1, "the least and the most are one option"
     assert "--iterations: must be greater than 0, not -4" in shown
     assert "--batch: must be greater than 0, not 0" in shown
 

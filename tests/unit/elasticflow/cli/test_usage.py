@@ -412,10 +412,11 @@ def test_data_on_the_command_line_replaces_that_of_the_same_name_in_a_file(nowhe
 def test_a_hyperparameter_that_the_class_does_not_declare_is_named_with_the_nearest_one(nowhere: Path) -> None:
     (nowhere / "user_typo.py").write_text(JOB_FILE.format(name="Net", batch=8))
     (nowhere / "job.toml").write_text('target = "user_typo.py"\n[set]\nglobal_batch = 16\n')
-    refused = "--set global_batch: Net declares no such hyperparameter; did you mean global_batch_size?"
+    refused = "global_batch: Net declares no such hyperparameter; did you mean global_batch_size?"
     options = ("user_typo.py", "--set", "global_batch=16")
-    for command in ("submit", *options), ("quote", *options), ("profile", *options), ("quote", "job.toml"):
-        assert eflow(*command) == (2, f"eflow: {refused}\n")
+    for command in ("submit", *options), ("quote", *options), ("profile", *options):
+        assert eflow(*command) == (2, f"eflow: --set {refused}\n")
+    assert eflow("quote", "job.toml") == (2, f"eflow: job.toml: line 3: [set] {refused}\n")
 
 
 def test_a_quote_takes_a_submitted_line_and_reads_no_secret(nowhere: Path) -> None:
@@ -665,6 +666,8 @@ def test_a_class_that_a_file_lacks_is_compared_with_those_it_has(nowhere: Path) 
     status, shown = eflow("submit", "houses.py:House", "--deadline", "1h")
     assert status == 2
     assert "houses has no class House; did you mean Houses?" in " ".join(shown.split())
+    _, shown = eflow("submit", "houses.py:Train", "--deadline", "1h")
+    assert "houses has no class Train; it has Houses" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("options", [("--epochs", "10"), ("--lr=0.1",)])
