@@ -23,6 +23,7 @@ class _Command:
     panel: str
     module: str
     reads_job_file: bool = False
+    makes_job: bool = False
     settings: str = ""
 
 
@@ -38,7 +39,7 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
     "submit": _Command(_JOBS, "submit", reads_job_file=True),
     "quote": _Command(_JOBS, "quote", reads_job_file=True),
     "profile": _Command(_JOBS, "profile", reads_job_file=True),
-    "run": _Command(_JOBS, "run"),
+    "run": _Command(_JOBS, "run", makes_job=True),
     "jobs": _Command(_JOBS, "listings"),
     "logs": _Command(_JOBS, "logs"),
     "explain": _Command(_JOBS, "job_commands"),
@@ -63,7 +64,7 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
     "results": _Command(_IDLE, "results"),
     "loads": _Command(_IDLE, "listings"),
     "suits": _Command(_IDLE, "map_function"),
-    "train": _Command(_IDLE, "train"),
+    "train": _Command(_IDLE, "train", makes_job=True),
     "events": _Group(_LEDGER, "events"),
     "replay": _Command(_LEDGER, "replay"),
     "simulate": _Command(_LEDGER, "replay", settings="SIMULATE_SETTINGS"),
@@ -99,10 +100,10 @@ def _made(name: str, described: _Command | _Group) -> Any:
         whole.add_typer(module.app, name=name, **about)
         group: Any = typer.main.get_command(whole)
         return group.commands[name]
-    if described.reads_job_file:
-        from elasticflow.cli.job_file import JobFileCommand
+    if described.reads_job_file or described.makes_job:
+        from elasticflow.cli.job_file import JobCommand, JobFileCommand
 
-        about["cls"] = JobFileCommand
+        about["cls"] = JobFileCommand if described.reads_job_file else JobCommand
     settings = getattr(module, described.settings) if described.settings else None
     whole.command(name, context_settings=settings, **about)(function)
     return typer.main.get_command(whole)

@@ -238,7 +238,43 @@ _FILE = "job_file"  # key in a context's meta
 _OPTIONS_OF = "submit"  # a file may have the options of this command, whichever command reads it
 
 
-class JobFileCommand(TyperCommand):
+class JobCommand(TyperCommand):
+    """Its errors name the options that gave a job its wrong values."""
+
+    def invoke(self, ctx: Any) -> Any:
+        return self._naming_lines(ctx, super().invoke, ctx)
+
+    def _naming_lines(self, ctx: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call; a wrong value of the file is named with its line. Raises InputUnusable, InvalidJob."""
+        try:
+            return call(*arguments)
+        except InvalidJob as error:
+            placed = (self._with_place(ctx, problem) for problem in error.problems)
+            raise InvalidJob(*dict.fromkeys(placed)) from None  # one option may give two fields
+        except typer.BadParameter as error:
+            job_file, typed = ctx.meta.get(_FILE, (None, set()))
+            parameter = next((p for p in self.params if error.param is p or error.param_hint in p.opts), None)
+            if job_file is None or parameter is None or parameter.name in typed:
+                raise
+            problem = error.message.removeprefix("Value error, ").rstrip(".")  # as pydantic begins it
+            raise job_file.wrong(_key(parameter), problem) from None
+
+    def _with_place(self, ctx: Any, problem: str) -> str:
+        """The problem of a field of the job, by the name of the option that gave it, or by its line in the file."""
+        name, _, what = problem.partition(": ")
+        option, _, key = name.removeprefix("--").partition(" ")  # "--set lr: ..."
+        option = _KEY_OF_FIELD.get(option, option)
+        parameter = next((each for each in self.params if _word(each) and _key(each) == option), None)
+        if parameter is None or not what:
+            return problem
+        job_file, typed = ctx.meta.get(_FILE, (None, set()))
+        if job_file is not None and parameter.name not in typed and ("", option) in job_file.lines:
+            return str(job_file.wrong(key or option, what, option if key else ""))
+        is_typed = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
+        return f"{_word(parameter)}{key and f' {key}'}: {what}" if is_typed else problem
+
+
+class JobFileCommand(JobCommand):
     """Reads the options of a job file before those of the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -269,43 +305,11 @@ class JobFileCommand(TyperCommand):
             ctx.params["arguments"] = list(job_file.arguments)
         return rest
 
-    def invoke(self, ctx: Any) -> Any:
-        return self._naming_lines(ctx, super().invoke, ctx)
-
     def _read(self, ctx: Any, file: Path) -> JobFile:
         own, other = options_of(self), self
         if ctx.parent is not None and (found := ctx.parent.command.get_command(ctx.parent, _OPTIONS_OF)) is not None:
             other = found
         return read_job_file(file, file.read_bytes(), own, ignored=options_of(other).keys() - own.keys())
-
-    def _naming_lines(self, ctx: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call; a wrong value of the file is named with its line. Raises InputUnusable, InvalidJob."""
-        try:
-            return call(*arguments)
-        except InvalidJob as error:
-            placed = (self._with_place(ctx, problem) for problem in error.problems)
-            raise InvalidJob(*dict.fromkeys(placed)) from None  # one option may give two fields
-        except typer.BadParameter as error:
-            job_file, typed = ctx.meta.get(_FILE, (None, set()))
-            parameter = next((p for p in self.params if error.param is p or error.param_hint in p.opts), None)
-            if job_file is None or parameter is None or parameter.name in typed:
-                raise
-            problem = error.message.removeprefix("Value error, ").rstrip(".")  # as pydantic begins it
-            raise job_file.wrong(_key(parameter), problem) from None
-
-    def _with_place(self, ctx: Any, problem: str) -> str:
-        """The problem of a field of the job, by the name of the option that gave it, or by its line in the file."""
-        name, _, what = problem.partition(": ")
-        option, _, key = name.removeprefix("--").partition(" ")  # "--set lr: ..."
-        option = _KEY_OF_FIELD.get(option, option)
-        parameter = next((each for each in self.params if _word(each) and _key(each) == option), None)
-        if parameter is None or not what:
-            return problem
-        job_file, typed = ctx.meta.get(_FILE, (None, set()))
-        if job_file is not None and parameter.name not in typed and ("", option) in job_file.lines:
-            return str(job_file.wrong(key or option, what, option if key else ""))
-        is_typed = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
-        return f"{_word(parameter)}{key and f' {key}'}: {what}" if is_typed else problem
 
 
 def options_of(command: Any) -> dict[str, Option]:

@@ -212,7 +212,7 @@ def virtual_nodes_in_words(virtual_nodes: VirtualNodeCount) -> str:
     cut = f"its batch is cut into {counted(virtual_nodes.count, 'virtual node')}"
     match virtual_nodes.source:
         case "code":
-            return f"{cut}, as its code says"
+            return f"{cut}, as its code says, or as the job has that it continues"
         case "default":
             return f"{cut}, the default: a profiling run could not measure another number"
         case "measured":

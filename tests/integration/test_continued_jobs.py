@@ -79,6 +79,30 @@ class Han(ElasticJob):
 
 
 @pytest.mark.asyncio(loop_scope="session")
+async def test_a_job_with_changed_code_has_the_virtual_nodes_of_the_job_that_it_continues(
+    session_pool: RunningPool, tmp_path: Path
+) -> None:
+    """Its speed is measured anew, and so would be the best number of them."""
+    file, user = tmp_path / "leia.py", User(session_pool, tmp_path)
+    open_code = re.sub("    (model_name|virtual_nodes) = .*\n", "", TRAIN).replace("WIDTH", "1")
+    submit = ("elasticflow", "submit", str(file), "--deadline", "1h", "--wait")
+    ended = dict[str, int]()
+    for name, code, more in (
+        ("leia", open_code, ("--iterations", "20")),
+        ("leia-mended", f"{open_code}\n# mended\n", ("--iterations", "40", "--from", "leia")),
+        ("leia-tuned", open_code, ("--iterations", "60", "--from", "leia-mended", "--set", "learning_rate=0.02")),
+        ("leia-new", f"{open_code}\nSEED = 1\n", ("--iterations", "80", "--from", "leia-tuned")),
+    ):
+        file.write_text(code)
+        ran = await user.python(*submit, "--name", name, *more)
+        assert ran.status == 0, ran.out + ran.err
+        job = (await session_pool.ended([name])).ended_jobs[name]
+        ended[name] = job.num_virtual_nodes
+    assert len(set(ended.values())) == 1, ended
+    assert ended["leia"] not in (0, 8), "the measured number is not the default"
+
+
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_finished_job_is_continued_under_another_name_and_under_its_own(
     session_pool: RunningPool, tmp_path: Path
 ) -> None:

@@ -157,10 +157,12 @@ def _most_virtual_nodes(state: State, job: Job) -> int:
     """Up to how many a profiling run measures; 0: none.
 
     As many as GPUs of the pool, and some more, so that GPUs of other speeds may have unequal numbers. A run that
-    crashed is repeated without, since the whole batch in one pass may be what ended its worker.
+    crashed is repeated without, since the whole batch in one pass may be what ended its worker. A job that continues
+    one with the default keeps that.
     """
     spec, most = spec_of(job), state.pool.config.most_virtual_nodes
     first = job.phase is Phase.PROFILING and len(job.gpus) == 1 and not job.restarts
+    first &= spec.continues is None or job.num_virtual_nodes > 0
     if not first or not most or not may_measure_virtual_nodes(state.pool, spec.measured_key):
         return 0
     return min(most, max(largest_level(state.pool, spec), _LEAST_CHOICE))

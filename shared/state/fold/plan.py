@@ -156,8 +156,10 @@ def _held_by_others(state: PoolState, job: Job) -> Iterator[GpuId]:
 
 
 def _num_virtual_nodes(state: PoolState, job: Job) -> int:
-    """A profiling run has those that are known by now. An admitted job keeps its own: its bits depend on them."""
-    return num_virtual_nodes(state, spec_of(job)) if job.phase is Phase.PROFILING else job.num_virtual_nodes
+    """A profiling run has those that are known by now. An admitted job keeps its own, and one that continues another
+    those of that one: its bits depend on them."""
+    is_open = job.phase is Phase.PROFILING and spec_of(job).continues is None
+    return num_virtual_nodes(state, spec_of(job)) if is_open else job.num_virtual_nodes
 
 
 def _micro_batch_size(state: PoolState, job: Job) -> int:

@@ -269,6 +269,9 @@ def test_a_wrong_value_has_the_name_of_the_option_that_gave_it(nowhere: Path) ->
     assert shown.count("--gpus: must be greater than 0, not 0") == 1, "the least and the most are one option"
     assert "--iterations: must be greater than 0, not -4" in shown
     assert "--batch: must be greater than 0, not 0" in shown
+    status, shown = eflow("run", "train.py", "--iterations=0", "--env=EF_X=1")
+    assert "--iterations: must be greater than 0, not 0" in shown
+    assert "--env: must be without EF_X" in shown
 
 
 def test_a_name_of_a_specification_is_told_as_its_key() -> None:

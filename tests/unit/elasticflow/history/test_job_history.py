@@ -109,7 +109,10 @@ def test_a_promise_is_explained_by_its_numbers() -> None:
             VirtualNodeCount(count=4, source="measured", step_s_by_count={1: 0.1, 4: 0.102}),
             "4 virtual nodes, the most that hardly slow one GPU down (a step in 1: 100 ms, 4: 102 ms)",
         ),
-        (VirtualNodeCount(count=1, source="code"), "1 virtual node, as its code says"),
+        (
+            VirtualNodeCount(count=1, source="code"),
+            "1 virtual node, as its code says, or as the job has that it continues",
+        ),
         (
             VirtualNodeCount(count=8, source="default"),
             "8 virtual nodes, the default: a profiling run could not measure another number",
@@ -218,7 +221,12 @@ def test_a_restart_and_a_crash_name_the_iterations_that_are_lost() -> None:
         ledger.appended(
             events.GenerationStarted(job_id="j1", generation=1, num_gpus=2, iteration=0, at_s=NOW_S),
             events.JobProgressed(
-                job_id="j1", generation=1, iteration=57, iterations_per_s=2.0, checkpoint_iteration=saved, at_s=NOW_S
+                job_id="j1",
+                generation=1,
+                iteration=57,
+                iterations_per_s=2.0,
+                checkpoint_iteration=saved,
+                at_s=NOW_S,
             ),
         )
         if isinstance(event, events.WorkersStopped):
@@ -585,7 +593,11 @@ def test_a_history_says_which_job_lends_gpus_to_which_profiling_run_and_for_how_
     asked = events.ProfileRequested(job_id="u", tenant="lab", spec=spec(model_name="u"), deadline_s=None, at_s=NOW_S)
     lent = {"u": NOW_S + 5.0}
     ledger = pool().admitted("a").admitted("b").allocated(a=2, b=2).decided("admission", asked)
-    for shares, lent_until_s in (({"a": 2, "b": 1, "u": 1}, lent), ({"a": 2, "b": 1, "u": 1}, lent), ({"a": 2}, lent)):
+    for shares, lent_until_s in (
+        ({"a": 2, "b": 1, "u": 1}, lent),
+        ({"a": 2, "b": 1, "u": 1}, lent),
+        ({"a": 2}, lent),
+    ):
         at_s = NOW_S + 5.0 if "u" not in shares else NOW_S
         decision = events.AllocationDecided(
             num_gpus_by_job=shares, valid_until_s=None, lent_until_s=lent_until_s, at_s=at_s

@@ -104,6 +104,10 @@ def test_what_it_continues_counts_after_its_speed_is_measured() -> None:
     measured = history.state.live_jobs["han"]
     assert measured.num_virtual_nodes == 4, "which its profiling run measures"
     assert (measured.iteration, measured.checkpoint_iteration) == (0, 0), "its profiling run has no checkpoint"
+    history.decided(ALLOCATOR)
+    history.decided(PLACEMENT)
+    measured = history.state.live_jobs["han"]
+    assert (len(measured.gpus), measured.num_virtual_nodes) == (1, 4), "its bits depend on them"
     key = measured.spec.profile_key if measured.spec is not None else ""
     history.then(events.ProfileCompleted(profile_key=key, iterations_per_s=LINEAR, at_s=NOW_S))
     assert isinstance(only(history.decided(POLICY, now_s=NOW_S + 1.0)), events.JobAdmitted)

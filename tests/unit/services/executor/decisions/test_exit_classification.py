@@ -7,6 +7,7 @@ import pytest
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerEnded, WorkerId, WorkerReported
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.timeouts import FailureTimeouts
@@ -240,6 +241,21 @@ def test_the_first_profiling_run_of_a_profile_on_one_gpu_measures_virtual_nodes(
     node.ends().forget().place("node-0:0", "node-0:1")
     started = [(start.assignment.most_virtual_nodes, start.assignment.plan.num_virtual_nodes) for start in node.starts]
     assert started == [(0, 4), (0, 4)]
+
+
+@pytest.mark.parametrize(("before", "most"), [(0, 0), (4, 8)])
+def test_a_job_that_continues_another_measures_the_virtual_nodes_of_that_one(before: int, most: int) -> None:
+    """Those of the default, 0, are not measured: another number would be other bits."""
+    node = ExecutorNode().settle().profile()
+    job = node.state.pool.live_jobs["a"]
+    assert job.spec is not None
+    spec = replace(job.spec, continues=ContinuedJob(job_id="b", identity="1" * 16, iteration=9))
+    continuing = replace(job, spec=spec, num_virtual_nodes=before)
+    pool = replace(node.state.pool, live_jobs=node.state.pool.live_jobs.set("a", continuing))
+    node.state = replace(node.state, pool=pool)
+    node.forget().place("node-0:0")
+    started = [(start.assignment.most_virtual_nodes, start.assignment.plan.num_virtual_nodes) for start in node.starts]
+    assert started == [(most, before)]
 
 
 def test_a_pool_of_more_gpus_measures_more_virtual_nodes_up_to_its_setting() -> None:
