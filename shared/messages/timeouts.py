@@ -106,6 +106,12 @@ class FailureTimeouts:
         return min(self.stall_timeout_s, LONGEST_S) / 2
 
     @property
+    def turn_s(self) -> float:
+        """The longest time that a start waits for another one, which may end its node. An attempt after it must fit
+        into stall_timeout_s."""
+        return min(self.stall_timeout_s, LONGEST_S) / 4
+
+    @property
     def collective_timeout_s(self) -> float:
         """The limit for one collective: longer than stall_timeout_s, so that the monitor fails the job first, with its
         reason."""

@@ -188,6 +188,7 @@ class Job:
     nodes_lost_at_start: tuple[str, ...] = ()  # the first of each generation in a row that did not train
     settled_generation: int = 0  # starts up to this generation have trained, or count as lost
     unwitnessed_starts: tuple[str, ...] = ()  # nodes whose loss no other one outlived, and that have not come back
+    ended_starts: tuple[tuple[int, str], ...] = ()  # generations, and the nodes that ended in them, since it trained
     crashed_start: CrashedStart | None = None  # the newest that counts as a crash
     trained_on: tuple[str, ...] = ()  # nodes, in the order of its first generation there
     recovered_iteration: int = 0  # the newest from which survivors of a crash continued

@@ -158,6 +158,28 @@ def ending_nodes(nodes: Map[str, NodeState]) -> tuple[NodeState, ...]:
     return tuple(sorted(ending, key=lambda node: node.node_id))
 
 
+# --- Starts of jobs that may have ended a node: one after the other on each node ----------------------
+
+
+def waits_its_turn(state: PoolState, job: Job) -> bool:
+    """Whether the start of this job waits for that of another one, which was placed before it on one of its nodes, or
+    which must still end there.
+
+    Nodes have ended in starts of both since they last trained. If one ends again, it shall be known in whose start.
+    """
+    if not job.ended_starts:
+        return False
+    others = (other for other in state.live_jobs.values() if other.ended_starts and other.job_id != job.job_id)
+    return any(not _nodes_in_start(other, before=job).isdisjoint(nodes_of(job.gpus)) for other in others)
+
+
+def _nodes_in_start(job: Job, before: Job) -> set[str]:
+    stopping = {stopping.node_id for stopping in job.stopping}
+    is_first = (job.placed_at_s, job.job_id) < (before.placed_at_s, before.job_id)
+    starts = is_first and job.started_at_s is None and not job.broken
+    return {*stopping, *nodes_of(job.gpus)} if starts else stopping
+
+
 # --- node speeds ---------------------------------------------------------------------------------------
 # Nodes that are slower than others of their GPU type since their first job: their type is probably wrong. Pure.
 #

@@ -12,6 +12,7 @@ import pytest
 from elasticflow.shared.messages.events import JobFailed
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Phase
+from elasticflow.simulator.pipeline.cluster import Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.nodes import VirtualNode
 from testbed.scenarios import random_scenario
@@ -21,7 +22,17 @@ from tests.support.rings import few_daily
 POISON = "job-02"
 OUTAGE_S = 12.0  # longer than the monitor waits for a heartbeat
 CLOSE_S = 10.0  # far more than a lease
-IN_FLIGHT = 2  # starts that were made before nodes without a witness are back, and count
+BESIDE = (
+    (8, False),
+    (12, True),
+    (15, True),
+    (20, False),
+    (21, True),
+    (22, True),
+    (29, False),
+    (34, False),
+    (39, False),
+)
 
 
 class End(NamedTuple):
@@ -50,26 +61,54 @@ def all_have_witnesses(ends: list[End], node_ids: Iterable[str], outage_s: float
 def test_a_job_that_ends_executors_takes_two_nodes_along(
     seed: int, curves_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[End] = []
-    outage_s = OUTAGE_S if seed % 2 else 0.5
-    launch = VirtualNode._launch
+    scenario = random_scenario(seed, num_jobs=6, curves_known=curves_known)
+    cluster, ended = run_with_poison(scenario, seed, monkeypatch, others_crash=False)
+    assert_only_the_poison_job_fails(cluster, ended, seed)
+
+
+@pytest.mark.parametrize("others_crash", [True, False])
+@pytest.mark.parametrize(("seed", "curves_known"), few_daily(BESIDE, 2))
+def test_a_job_that_starts_beside_it_again_and_again_goes_on(
+    seed: int, curves_known: bool, others_crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs come within a second or two, so that many starts are on one node, and a worker of each crashes once."""
+    scenario = random_scenario(seed, num_jobs=6, curves_known=curves_known, mean_gap_s=0.3)
+    cluster, ended = run_with_poison(scenario, seed, monkeypatch, others_crash=others_crash)
+    assert ended
+    assert_only_the_poison_job_fails(cluster, ended, seed)
+
+
+def run_with_poison(
+    scenario: Scenario, seed: int, monkeypatch: pytest.MonkeyPatch, *, others_crash: bool
+) -> tuple[VirtualCluster, list[End]]:
+    """others_crash: the first worker of each other job ends by itself, once."""
+    ended, crashed, launch = list[End](), set[str](), VirtualNode._launch
 
     def launch_or_end(node: VirtualNode, start: Any) -> None:
         worker = start.action.worker
         if worker.job_id == POISON:
             ended.append(End(node._loop.now_s, node.node_id, worker.generation))
-            node.crash(outage_s)
-        else:
-            launch(node, start)
+            node.crash(outage_of(seed))
+            return
+        launch(node, start)
+        if others_crash and worker.rank == 0 and worker.job_id not in crashed:
+            crashed.add(worker.job_id)
+            node._environment.kill(worker)
 
     monkeypatch.setattr(VirtualNode, "_launch", launch_or_end)
-    scenario = random_scenario(seed, num_jobs=6, curves_known=curves_known)
-    default = PoolConfig().max_nodes_lost_at_start
-    scenario = replace(scenario, config=replace(scenario.config, max_nodes_lost_at_start=default))
-    cluster = run_to_rest(scenario, seed)
+    config = replace(scenario.config, max_nodes_lost_at_start=PoolConfig().max_nodes_lost_at_start)
+    return run_to_rest(replace(scenario, config=config), seed), ended
+
+
+def outage_of(seed: int) -> float:
+    return OUTAGE_S if seed % 2 else 0.5
+
+
+def assert_only_the_poison_job_fails(cluster: VirtualCluster, ended: list[End], seed: int) -> None:
     generations = {end.generation for end in ended}
-    have_witnesses = all_have_witnesses(ended, cluster.nodes, outage_s)
-    assert len(generations) <= (default if have_witnesses else default + PoolConfig().max_restarts + IN_FLIGHT)
+    have_witnesses = all_have_witnesses(ended, cluster.nodes, outage_of(seed))
+    default = PoolConfig().max_nodes_lost_at_start
+    assert len(generations) <= (default if have_witnesses else default + PoolConfig().max_restarts)
     assert list(not_at_rest(cluster)) == []
     assert list(violations(cluster.entries)) == []
     failed = [entry.message for entry in cluster.entries if isinstance(entry.message, JobFailed)]

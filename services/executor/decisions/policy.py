@@ -25,7 +25,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     UsePaddingSlots,
     WorkerId,
 )
-from elasticflow.services.executor.decisions.reconciler import ends, kill_due_s, requested_checkpoint, starts
+from elasticflow.services.executor.decisions.reconciler import ends, kill_due_s, requested_checkpoint, starts, turn_s
 from elasticflow.services.executor.decisions.state import (
     NodeSpecification,
     PoolMembership,
@@ -114,17 +114,18 @@ def _decided(state: State, now_s: float) -> tuple[Output, ...]:
     job_ids = sorted(state.job_ids | {worker.id.job_id for worker in state.running})
     outputs: list[Output] = [_joined(state, now_s)] if _is_awaited(state) else []
     outputs += [output for job_id in job_ids for output in _for_job(state, job_id, now_s)]
-    outputs += starts(state)
+    outputs += starts(state, now_s)
     if state.shutting_down and not state.running:
         outputs.append(_deregister(state, now_s))
     return tuple(outputs)
 
 
 def wake_at_s(state: State) -> float | None:
-    """When the next grace of a stop, wait of a survivor or profiling run ends, or this node does."""
+    """When the next grace of a stop, wait of a survivor or of a start, or profiling run ends, or this node does."""
     if state.membership is not PoolMembership.MEMBER:
         return None
     due_s: list[float | None] = [None if state.shutting_down or state.until_s is None else state.leaves_at_s]
+    due_s += (turn_s(state, state.pool.job(job_id)) for job_id in state.job_ids)
     for worker in state.workers.values():
         job = state.pool.job(worker.id.job_id)
         due_s += (

@@ -29,6 +29,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 )
 from elasticflow.shared.state.fold.profiles import may_measure_virtual_nodes
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.nodes import waits_its_turn
 from elasticflow.shared.state.pool import largest_level, spec_of
 
 _LEAST_CHOICE = 8  # virtual nodes, also in a smaller pool: it may grow, and slow GPUs get fewer of them than others
@@ -85,7 +86,7 @@ def kill_due_s(state: State, worker: WorkerRecord) -> float | None:
 # --- starts ---------------------------------------------------------------------------------------------
 
 
-def starts(state: State) -> list[StartWorker | SendToWorker]:
+def starts(state: State, now_s: float) -> list[StartWorker | SendToWorker]:
     """Workers to start, workers to switch, and the address of the rendezvous for those that wait for it."""
     outputs: list[StartWorker | SendToWorker] = []
     occupied = {worker.gpu for worker in state.running}
@@ -94,7 +95,9 @@ def starts(state: State) -> list[StartWorker | SendToWorker]:
         if job is None or not can_train(job) or state.shutting_down or state.cut_off:
             continue
         outputs += switch_orders(state, job)
-        for worker_id, gpu in _due_here(state, job):
+        turn_due_s = turn_s(state, job)
+        has_its_turn = turn_due_s is None or turn_due_s <= now_s
+        for worker_id, gpu in _due_here(state, job) if has_its_turn else ():
             if worker_id not in state.workers and gpu not in occupied:
                 occupied.add(gpu)
                 outputs.append(StartWorker(assignment=_assignment(state, job, worker_id, gpu), tenant=job.tenant))
@@ -127,6 +130,16 @@ def _may_start(state: State, job: Job) -> bool:
         return not job.has_outdated_spec and job.started_at_s is None
     older = any(w.runs and w.id.generation != job.generation for w in state.workers_of(job.job_id))
     return not job.stopping and not older and job.started_at_s is None
+
+
+def turn_s(state: State, job: Job | None) -> float | None:
+    """When workers start here at the latest that wait for another start (docs/adr/0096); None if none does."""
+    if job is None or not can_train(job) or state.shutting_down or state.cut_off or not waits_its_turn(state.pool, job):
+        return None
+    occupied = {worker.gpu for worker in state.running}
+    if all(worker_id in state.workers or gpu in occupied for worker_id, gpu in _due_here(state, job)):
+        return None
+    return job.placed_at_s + state.pool.config.timeouts_of(spec_of(job)).turn_s
 
 
 def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignment:

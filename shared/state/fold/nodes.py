@@ -24,6 +24,7 @@ def _same_start(replaced: NodeState, joined: NodeJoined) -> bool:
 
 
 MAX_UNWITNESSED = 16  # of a job; far more than it may have crashes
+MAX_ENDED_STARTS = 64  # of a job; a start may be on many nodes
 
 
 class NodeEnd(NamedTuple):
@@ -39,15 +40,42 @@ class NodeEnd(NamedTuple):
         return max(started, default=0)
 
 
+def with_ended_starts(state: PoolState, end: NodeEnd) -> PoolState:
+    """The pool after a node has ended: each job that it had begun to start, and that does not train, was there."""
+    for job_id in sorted({job_id for job_id, _ in end.starts or ()}):
+        job = state.live_jobs.get(job_id)
+        if job is not None and _may_be_doing_of(job, generation := end.newest_start(job)):
+            ended = dict.fromkeys((*job.ended_starts, (generation, end.node_id)))
+            state = with_job(state, fast_replace(job, ended_starts=tuple(ended)[-MAX_ENDED_STARTS:]))
+    return state
+
+
+def _may_be_doing_of(job: Job, generation: int) -> bool:
+    """Whether this start may have ended a node: it has not trained, and its job does not train now."""
+    if job.started_at_s is not None or job.previous_generation is not None or generation <= job.void_generation:
+        return False
+    return generation > job.settled_generation or generation in {known for known, _ in job.ended_starts}
+
+
 def suspects(state: PoolState, end: NodeEnd) -> set[str]:
-    """Of the jobs that the node had begun to start, those that have lost or crashed the most starts before."""
-    named = [job for job_id, _ in end.starts or () if (job := state.live_jobs.get(job_id)) is not None]
-    most = max(map(_num_spoilt, named), default=0)
-    return {job.job_id for job in named if _num_spoilt(job) == most}
+    """Of the jobs that may have ended the node, those that were there at the most such ends since they last trained.
+
+    A job that ends nodes is there each time, and never trains. Crashes of workers, which their nodes survive, count for
+    nothing, nor does it whether an earlier end was held against the job.
+    """
+    named = {job_id: end.newest_start(job) for job_id, _ in end.starts or () if (job := state.live_jobs.get(job_id))}
+    there = {
+        job_id: _num_ended(job)
+        for job_id, generation in named.items()
+        if (generation, end.node_id) in (job := state.live_jobs[job_id]).ended_starts
+    }
+    most = max(there.values(), default=None)
+    return {job_id for job_id, number in there.items() if number == most}
 
 
-def _num_spoilt(job: Job) -> int:
-    return len(job.nodes_lost_at_start) + len(job.unwitnessed_starts) + job.restarts
+def _num_ended(job: Job) -> tuple[int, int]:
+    """Starts during which nodes have ended, and these nodes."""
+    return len({generation for generation, _ in job.ended_starts}), len(job.ended_starts)
 
 
 def with_lost_start(state: PoolState, job: Job, end: NodeEnd) -> Job:
@@ -84,13 +112,15 @@ def _with_lost_start_of(job: Job, generation: int, node_id: str) -> Job:
 def with_crash_of_lost_node(state: PoolState, end: NodeEnd, *, is_jobs_doing: bool) -> PoolState:
     """The pool after a node has ended: a crash of a peer at the start counts no more.
 
-    Workers notice a lost peer before the monitor does. is_jobs_doing: the job may have ended the node, so the start is
-    lost if the node had begun it; else its machine was started again.
+    Workers notice a lost peer before the monitor does. is_jobs_doing: a job may have ended the node, so the start is
+    lost if the node had begun it and suspects the job; else its machine was started again.
     """
+    suspected = suspects(state, end)
     for job in state.live_jobs.values():
         if _explains_crash(state, job, end):
             generation = job.crashed_start.generation if job.crashed_start is not None else 0
-            if is_jobs_doing and (end.starts is None or (job.job_id, generation) in end.starts):
+            had_begun = (job.job_id, generation) in (end.starts or ())
+            if is_jobs_doing and (end.starts is None or (had_begun and job.job_id in suspected)):
                 job = _with_lost_start_of(job, generation, end.node_id)
             job = fast_replace(job, crashed_start=None, restarts=max(job.restarts - 1, 0))
             state = with_job(state, job)
@@ -113,7 +143,7 @@ def with_lost_starts_judged(state: PoolState, started_again: str = "", returned:
     have more.
     """
     for job in state.live_jobs.values():
-        if not job.nodes_lost_at_start and not job.unwitnessed_starts:
+        if not job.nodes_lost_at_start and not job.unwitnessed_starts and not job.ended_starts:
             continue
         lost = tuple(node_id for node_id in job.nodes_lost_at_start if node_id != started_again)
         kept = tuple(node_id for node_id in lost if _is_outlived(state, node_id))
@@ -126,6 +156,7 @@ def with_lost_starts_judged(state: PoolState, started_again: str = "", returned:
             job,
             nodes_lost_at_start=kept,
             unwitnessed_starts=tuple(waiting[-MAX_UNWITNESSED:]),
+            ended_starts=tuple(start for start in job.ended_starts if start[1] != started_again),
             restarts=job.restarts + crashes,
         )
         state = with_job(state, judged) if judged != job else state
@@ -279,7 +310,10 @@ def without_departed_nodes(state: PoolState, now_s: float) -> PoolState:
 
 def without_workers_on(state: PoolState, node_id: str, end: NodeEnd | None) -> PoolState:
     """end: of its executor, if a job may have ended it."""
-    suspected = set[str]() if end is None else suspects(state, end)
+    suspected = set[str]()
+    if end is not None:
+        state = with_ended_starts(state, end)
+        suspected = suspects(state, end)
     for job in state.live_jobs.values():
         if end is not None and (end.starts is None or job.job_id in suspected):
             job = with_lost_start(state, job, end)

@@ -47,6 +47,7 @@ def profiling_failed(state: PoolState, job: Job, event: events.ProfilingFailed, 
         restarts=0 if is_there else job.restarts,
         nodes_lost_at_start=() if is_there else job.nodes_lost_at_start,
         unwitnessed_starts=() if is_there else job.unwitnessed_starts,
+        ended_starts=() if is_there else job.ended_starts,
     )
     return scheduling_event(with_job(_with_failure(state, failed, event.error[:MAX_EXPLANATION]), job), sequence)
 

@@ -61,6 +61,7 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
         nodes_lost_at_start=(),
         settled_generation=event.generation,
         unwitnessed_starts=(),
+        ended_starts=(),
         crashed_start=None,
         iteration=event.iteration,
         iterations_per_s=None,

@@ -8,6 +8,7 @@ import pytest
 from elasticflow.services.executor.decisions.local_events_and_actions import KillWorker, SendToWorker, WorkerId
 from elasticflow.services.executor.decisions.state import PoolMembership
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
     ExitCode,
@@ -102,6 +103,53 @@ def test_a_worker_that_starts_late_gets_the_address_with_its_assignment() -> Non
     node.forget().ends(job_id="b", signal=9)
     (start,) = node.actions
     assert (start.worker, start.assignment.plan.rendezvous) == (WorkerId("a", 1, 1), "10.0.0.2:1")
+
+
+def after_an_end_beside_b(of_a: str = "node-0:0") -> ExecutorNode:
+    """Node-1 has ended while jobs a and b started there; a is placed first, here unless given, b next, on two nodes."""
+    node = ExecutorNode().settle().ledger(OTHER_NODE, replace(OTHER_NODE, node_id="node-2")).admit("a").admit("b")
+    node.place("node-1:0").place("node-1:1", job_id="b")
+    ended = events.NodeLost(
+        node_id="node-1", incarnation="x", reason="silent", at_s=NOW_S, heard_s=NOW_S, starts=(("a", 1), ("b", 1))
+    )
+    return node.ledger(ended).forget().place(of_a).place("node-0:1", "node-2:0", job_id="b")
+
+
+A, B = WorkerId("a", 2, 0), WorkerId("b", 2, 0)
+
+
+def test_jobs_in_whose_starts_a_node_has_ended_start_one_after_the_other_on_a_node() -> None:
+    """If they started at once, another end would be held against both."""
+    node = after_an_end_beside_b()
+    assert [start.worker for start in node.starts] == [A]
+    node.reports(Started(iteration=0), generation=2)
+    assert [start.worker for start in node.starts] == [A, B]
+
+
+def test_a_start_waits_for_another_one_until_that_is_over_or_takes_too_long() -> None:
+    over = after_an_end_beside_b().ends(generation=2, signal=9)
+    assert [start.worker for start in over.starts] == [A, B]
+    slow = after_an_end_beside_b()
+    due_s = NOW_S + PoolConfig().timeouts.turn_s
+    assert slow.policy.wake_at_s(slow.state) == due_s
+    assert [start.worker for start in slow.at(due_s - 0.1).starts] == [A]
+    assert [start.worker for start in slow.at(due_s).starts] == [A, B]
+    assert slow.policy.wake_at_s(slow.state) is None, "it does not wait any more"
+
+
+def test_a_start_waits_for_workers_of_another_one_that_must_still_end_on_one_of_its_nodes() -> None:
+    """The record of this node names their start until the ledger knows that they have ended."""
+    node = after_an_end_beside_b("node-2:1").place("node-3:0")
+    assert [start.worker for start in node.starts] == []
+    node.ledger(events.WorkersStopped(job_id="a", generation=2, node_id="node-2", at_s=NOW_S))
+    assert [start.worker for start in node.starts] == [B]
+
+
+def test_starts_on_other_nodes_and_of_jobs_without_such_an_end_wait_for_none() -> None:
+    apart = after_an_end_beside_b("node-3:0")
+    assert [start.worker for start in apart.starts] == [B]
+    node = after_an_end_beside_b().forget().admit("c").place("node-0:3", job_id="c")
+    assert [start.worker for start in node.starts] == [WorkerId("c", 1, 0)]
 
 
 def test_a_generation_waits_until_the_older_one_is_gone_everywhere() -> None:

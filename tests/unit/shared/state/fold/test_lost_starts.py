@@ -190,19 +190,75 @@ def test_a_start_stays_lost_if_the_job_was_placed_anew_while_its_node_was_silent
     assert counted(history.then(replace(silent(2, heard_s=9.0), starts=(("a", 2),)))) == (("node-0", "node-2"), 0)
 
 
-def test_of_several_jobs_that_start_on_the_node_those_that_spoilt_the_most_starts_before_lose_one() -> None:
-    both = (("a", 1), ("b", 1))
+BOTH = (("a", 1), ("b", 1))
+
+
+def starting_both() -> History:
+    """Jobs a and b are placed at second 1, both also on node 0."""
     placed_both = [
         events.PlacedJob(job_id=job_id, generation=1, gpus=gpus(*on))
         for job_id, on in (("a", SECOND), ("b", ("node-0:1", "node-2:0")))
     ]
     history = History().configured().then(*(joins(node) for node in range(4)), admitted("a"), admitted("b"))
-    history.then(events.PlacementDecided(placements=tuple(placed_both), at_s=NOW_S + 1.0))
+    return history.then(events.PlacementDecided(placements=tuple(placed_both), at_s=NOW_S + 1.0))
+
+
+def lost_starts(history: History) -> list[tuple[str, ...]]:
+    return [job(history, name).nodes_lost_at_start for name in "ab"]
+
+
+def test_of_several_jobs_that_start_on_the_node_those_that_were_there_at_the_most_ends_lose_one() -> None:
+    both, history = BOTH, starting_both()
     first = History(history.state).then(replace(silent(0, heard_s=2.0), starts=both))
-    assert [job(first, name).nodes_lost_at_start for name in "ab"] == [("node-0",), ("node-0",)], "it may be either"
+    assert lost_starts(first) == [("node-0",), ("node-0",)], "it may be either"
     history.then(replace(silent(1, heard_s=1.5), starts=(("a", 1),)), at(8.0, 2, "node-0:0"))
     history.then(replace(silent(0, heard_s=9.0), starts=(("a", 2), ("b", 1))))
-    assert [job(history, name).nodes_lost_at_start for name in "ab"] == [("node-1", "node-0"), ()]
+    assert lost_starts(history) == [("node-1", "node-0"), ()]
+
+
+def test_a_worker_that_crashed_and_left_its_node_alive_makes_its_job_no_suspect() -> None:
+    """Job a loses a worker by a small fault, and then starts twice beside b, which ends each node at its start."""
+    history = starting_both().then(crashed(1), stopped(1, "node-0"), stopped(1, "node-1"), at(2.0, 2, "node-0:0"))
+    history.then(replace(silent(0, heard_s=4.0), starts=(("a", 2), ("b", 1))))
+    assert lost_starts(history) == [("node-0",), ("node-0",)], "it may be either"
+    history.then(at(11.0, 3, "node-1:0")).started("a", at_s=NOW_S + 12.0)
+    history.then(crashed(3), stopped(3, "node-1"), at(13.0, 4, "node-2:0"))
+    history.then(replace(silent(2, heard_s=14.0), starts=(("a", 4), ("b", 2))))
+    assert lost_starts(history) == [(), ("node-0", "node-2")], "a has trained since the first end"
+
+
+def test_a_job_that_was_there_counts_also_if_the_end_was_held_against_another_one() -> None:
+    """What was held against a job by mistake must not be held against it for ever."""
+    history = starting_both().then(replace(silent(1, heard_s=1.5), starts=BEGAN), at(8.0, 2, "node-0:0"))
+    history.then(replace(silent(0, heard_s=9.0), starts=(("a", 2), ("b", 1))))
+    assert lost_starts(history) == [("node-1", "node-0"), ()], "a was there at both"
+    started = History(history.state).then(at(16.0, 3, "node-3:0")).started("a", at_s=NOW_S + 17.0)
+    started.then(crashed(3, node="node-3"), stopped(3, "node-3"), at(18.0, 4, "node-2:0"))
+    started.then(replace(silent(2, heard_s=19.0), starts=(("a", 4), ("b", 1))))
+    assert lost_starts(started) == [(), ("node-2",)], "b was there at two, a at one since it trained"
+
+
+def test_a_peers_crash_is_no_lost_start_if_the_end_of_its_node_is_another_jobs_doing() -> None:
+    history = starting_both().then(replace(silent(2, heard_s=1.5), starts=(("b", 1),)), stopped(1, "node-0"))
+    placed_b = events.PlacedJob(job_id="b", generation=2, gpus=gpus("node-1:1"))
+    history.then(events.PlacementDecided(placements=(placed_b,), at_s=NOW_S + 8.0), peer_crashes(1, at_s=11.0))
+    gone = replace(joins(1, 1, at_s=13.0, heard_s=10.0), replaced_starts=(("a", 1), ("b", 2)))
+    history.then(gone)
+    assert counted(history) == ((), 0), "the crash was the consequence of that end"
+    assert lost_starts(history) == [(), ("node-2", "node-1")]
+
+
+def test_a_job_that_trains_already_is_no_suspect_although_the_last_heartbeat_names_its_start() -> None:
+    history = starting_both().then(replace(silent(1, heard_s=1.5), starts=BEGAN), at(8.0, 2, "node-0:0"))
+    history.started("a", at_s=NOW_S + 10.0).then(replace(silent(0, heard_s=9.0), starts=(("a", 2), ("b", 1))))
+    assert lost_starts(history) == [(), ("node-0",)]
+
+
+def test_the_end_of_a_machine_that_was_started_again_makes_no_suspect() -> None:
+    history = starting_both().then(replace(silent(1, heard_s=1.5), starts=BEGAN), at(8.0, 2, "node-0:0"))
+    history.then(joins(1, 1, at_s=8.5, supervisor=2))
+    history.then(replace(silent(0, heard_s=9.0), starts=(("a", 2), ("b", 1))))
+    assert lost_starts(history) == [("node-0",), ("node-0",)]
 
 
 def test_a_start_that_its_node_names_counts_nothing_once_it_has_trained() -> None:
