@@ -29,11 +29,12 @@ from elasticflow.services.executor.processes.prepared_folders import (
     FetchedData,
     InstalledPackages,
     PreparedFolders,
-    bring_checkpoints,
+    bring_promised_checkpoints,
     take_folders,
 )
 from elasticflow.shared.errors import BadSettings, ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
@@ -240,8 +241,10 @@ class WorkerManager:
             owner = assignment.job_identity
             for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
-            if spec.continues is not None and assignment.purpose == "train":
-                await asyncio.to_thread(bring_checkpoints, self._data_dir, worker.job_id, spec.continues)
+            if (continued := _still_continued(assignment)) is not None:
+                with self._prepares(worker.job_id):
+                    wait_s = assignment.checkpoint_wait_s
+                    await bring_promised_checkpoints(self._data_dir, worker.job_id, continued, wait_s=wait_s)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
                 assignment,
@@ -321,6 +324,15 @@ class WorkerManager:
         with contextlib.suppress(KeyError):  # it was killed while its process started, and has been reported
             del self._slots[event.worker]
             self._note(event)
+
+
+def _still_continued(assignment: Assignment) -> ContinuedJob | None:
+    """The job from whose checkpoint this generation may have to begin; None once the ledger knows a newer one."""
+    continued, known = assignment.spec.continues, assignment.checkpoint_iteration
+    if continued is None or assignment.purpose != "train" or known > continued.iteration:
+        return None
+    # after the loss of a damaged one, an older one was taken, which the ledger has recorded
+    return replace(continued, iteration=known) if known else continued
 
 
 def _last_lines(handle: WorkerHandle) -> str:

@@ -42,6 +42,7 @@ from elasticflow.shared.runtime.process.folder_tree import (
 )
 
 _CHECK_EVERY_S = 1.0
+_LOOK_AGAIN_S = 1.0  # for a checkpoint that the shared storage may not show yet
 _BYTES_FOR_A_FILE = 16 << 10  # of the bound: file systems have an inode for so many bytes
 
 Fork = Callable[[], Awaitable[ForkedProcess]]
@@ -309,27 +310,54 @@ def take_folders(data_dir: Path, job_id: str, identity: str) -> list[Path]:
         return moved
 
 
+class CheckpointMissing(CannotPrepare):
+    """The promised checkpoint of the job that is continued is not shown here.
+
+    iterations: of its checkpoints that are. waited_s: how long this node has looked.
+    """
+
+    def __init__(self, continued: ContinuedJob, iterations: list[int], waited_s: float = 0.0) -> None:
+        super().__init__(_no_checkpoint(continued, iterations, waited_s))
+        self.iterations = iterations
+        # a folder that shows a newer one shows this one, too, unless it was replaced
+        self.may_appear = not any(iteration > continued.iteration for iteration in iterations)
+
+
+async def bring_promised_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob, *, wait_s: float) -> None:
+    """As `bring_checkpoints`, but look again for up to wait_s: shared storage shows new files late."""
+    time_s = asyncio.get_running_loop().time
+    begun_s = time_s()
+    while True:
+        try:
+            return await asyncio.to_thread(bring_checkpoints, data_dir, job_id, continued)
+        except CheckpointMissing as missing:
+            if not missing.may_appear:
+                raise
+            if time_s() - begun_s >= wait_s:
+                raise CheckpointMissing(continued, missing.iterations, wait_s) from None
+        await asyncio.sleep(_LOOK_AGAIN_S)
+
+
 def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> None:
     """Make the checkpoints of the job that it continues those of this job, too, before its first worker starts.
 
-    They are linked, so they stay when the folder of that job is deleted. Blocking; raises OSError, and CannotPrepare if
-    none is there.
+    They are linked, so they stay when the folder of that job is deleted. An older one than the ledger knows is none to
+    begin from. Blocking; raises OSError, and CheckpointMissing.
     """
-    own = data_dir / "checkpoints" / job_id
+    own, promised = data_dir / "checkpoints" / job_id, continued.iteration
     with _locked(data_dir):
         found = {
             file.name: (file, iteration)
             for folder in _folders_of(data_dir, continued)
             for file, iteration in _checkpoints_in(folder)
         }
-        if {file.name for file, _ in _checkpoints_in(own)} - found.keys():
+        here = {file.name: iteration for file, iteration in _checkpoints_in(own)}
+        if here.keys() - found.keys() and max(here.values()) >= promised:
             return  # it has written some itself, or those of the other job are gone
-        wanted = [
-            file for file, iteration in found.values() if not continued.is_exact or iteration == continued.iteration
-        ]
-        if not any(map(_is_whole, wanted)):
-            iterations = sorted({iteration for file, iteration in found.values() if _is_whole(file)})
-            raise CannotPrepare(_no_checkpoint(continued, iterations))
+        iterations = sorted({iteration for file, iteration in found.values() if _is_whole(file)})
+        if not any(iteration == promised if continued.is_exact else iteration >= promised for iteration in iterations):
+            raise CheckpointMissing(continued, iterations)
+        wanted = [file for file, iteration in found.values() if not continued.is_exact or iteration == promised]
         own.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):  # an executor without rights over it has workers of its own user
             status = wanted[0].lstat()
@@ -344,10 +372,18 @@ _CHECKPOINT = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|p
 def _folders_of(data_dir: Path, job: ContinuedJob) -> Iterator[Path]:
     """Where its checkpoints may be: a later job of its id moves them aside."""
     place = data_dir / "checkpoints"
+    for folder in (place, data_dir / OWNERS):
+        _open_anew(folder)
     for identity in job.writers:  # those that it had continued, too: it may have ended before it had any
         if are_folders_of(data_dir, job.job_id, identity):
             yield place / job.job_id
         yield place / f"{job.job_id}.of-{identity}"
+
+
+def _open_anew(folder: Path) -> None:
+    """A client of NFS asks its server anew for a folder that is opened; without that it knows names of a while ago."""
+    with suppress(FileNotFoundError):
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def _checkpoints_in(folder: Path) -> Iterator[tuple[Path, int]]:
@@ -365,11 +401,16 @@ def _is_whole(checkpoint: Path) -> bool:
     return checkpoint.suffix == ".ckpt"
 
 
-def _no_checkpoint(continued: ContinuedJob, iterations: list[int]) -> str:
-    of = f"checkpoint of iteration {continued.iteration}" if continued.is_exact else "checkpoint"
-    there = " or ".join(f"--from {continued.job_id}@{iteration}" for iteration in iterations)
-    advice = f"take {there}" if there else "set EF_DATA_DIR to the same shared storage on all nodes of the pool"
-    return f"no {of} of {continued.job_id} is on this node: {advice}"
+def _no_checkpoint(continued: ContinuedJob, iterations: list[int], waited_s: float) -> str:
+    missing = f"no checkpoint of iteration {continued.iteration} of {continued.job_id}"
+    others = " or ".join(f"--from {continued.job_id}@{iteration}" for iteration in iterations)
+    if not waited_s:
+        return f"{missing} is on this node" + (f": take {others}" if others else "")
+    found = f"only {' and '.join(map(str, iterations))}" if iterations else "nor another one of that job"
+    share = "set EF_DATA_DIR to the same shared storage on all nodes of the pool"
+    return f"{missing} has appeared on this node within {waited_s:.0f} s, {found}: {share}" + (
+        f", or take {others}" if others else ""
+    )
 
 
 def _link(file: Path, target: Path) -> None:

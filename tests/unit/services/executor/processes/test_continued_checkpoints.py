@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from elasticflow.services.executor.processes import prepared_folders
-from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, bring_checkpoints, take_folders
+from elasticflow.services.executor.processes.prepared_folders import (
+    CannotPrepare,
+    bring_checkpoints,
+    bring_promised_checkpoints,
+    take_folders,
+)
 from elasticflow.services.executor.worker.checkpoint import files, store
 from elasticflow.shared.messages.job_spec import ContinuedJob
 
@@ -85,9 +90,81 @@ def test_what_is_missing_is_named_with_what_is_there(data_dir: Path) -> None:
     assert str(wrong.value) == (
         "no checkpoint of iteration 30 of han is on this node: take --from han@20 or --from han@40"
     )
-    with pytest.raises(CannotPrepare, match="no checkpoint of luke is on this node: set EF_DATA_DIR"):
+    with pytest.raises(CannotPrepare, match="no checkpoint of iteration 4 of luke is on this node"):
         bring_checkpoints(data_dir, "leia", ContinuedJob(job_id="luke", identity=FIRST, iteration=4))
     assert not (data_dir / "checkpoints" / "leia").exists()
+
+
+class LateStorage:
+    """Shows files as a client of NFS does: a look at the folder shows no newer iteration than the given one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *shown: int) -> None:
+        """shown: the newest iteration of each look; later looks show all."""
+        self.num_looks, self._shown, self._listed = 0, shown, prepared_folders._checkpoints_in
+        monkeypatch.setattr(prepared_folders, "_checkpoints_in", self._checkpoints_in)
+        monkeypatch.setattr(prepared_folders, "_LOOK_AGAIN_S", 0.0)
+
+    def _checkpoints_in(self, folder: Path) -> list[tuple[Path, int]]:
+        newest = 1 << 60
+        if folder.name == "han":
+            newest = self._shown[self.num_looks] if self.num_looks < len(self._shown) else newest
+            self.num_looks += 1
+        return [(file, iteration) for file, iteration in self._listed(folder) if iteration <= newest]
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+async def test_a_promised_checkpoint_that_is_shown_late_is_awaited(
+    data_dir: Path, is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LateStorage(monkeypatch, 0, 20, 20)
+    await bring_promised_checkpoints(data_dir, "leia", from_han(40, is_exact=is_exact), wait_s=1e9)
+    assert storage.num_looks == 4
+    assert {name_of(40), name_of(40, part=0), name_of(40, part=1)} <= brought(data_dir, "leia")
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        (20, "only 20: set EF_DATA_DIR to the same shared storage on all nodes of the pool, or take --from han@20"),
+        (0, "nor another one of that job: set EF_DATA_DIR to the same shared storage on all nodes of the pool"),
+    ],
+)
+async def test_a_promised_checkpoint_that_does_not_appear_is_named_with_what_was_found(
+    data_dir: Path, shown: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LateStorage(monkeypatch, *[shown] * 1000)
+    with pytest.raises(CannotPrepare) as wrong:
+        await bring_promised_checkpoints(data_dir, "leia", from_han(40), wait_s=0.01)
+    expected = f"no checkpoint of iteration 40 of han has appeared on this node within 0 s, {found}"
+    assert str(wrong.value) == expected
+    assert not (data_dir / "checkpoints" / "leia").exists(), "nothing older is there to begin from"
+
+
+async def test_links_to_older_ones_alone_are_not_enough(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor died before it had linked the newest, and the storage shows none of the other job's files yet."""
+    own = data_dir / "checkpoints" / "leia"
+    own.mkdir()
+    os.link(data_dir / "checkpoints" / "han" / name_of(20), own / name_of(20))
+    LateStorage(monkeypatch, 0)
+    await bring_promised_checkpoints(data_dir, "leia", from_han(40), wait_s=1e9)
+    assert name_of(40) in brought(data_dir, "leia")
+
+
+async def test_a_named_checkpoint_that_was_replaced_by_newer_ones_is_not_awaited(data_dir: Path) -> None:
+    with pytest.raises(CannotPrepare, match="iteration 30 of han is on this node: take --from han@20 or --from han@40"):
+        await bring_promised_checkpoints(data_dir, "leia", from_han(30, is_exact=True), wait_s=1e9)
+
+
+def test_an_older_checkpoint_than_the_ledger_knows_is_none_to_begin_from(data_dir: Path) -> None:
+    with pytest.raises(CannotPrepare, match="no checkpoint of iteration 50 of han is on this node"):
+        bring_checkpoints(data_dir, "leia", from_han(50))
+    assert not (data_dir / "checkpoints" / "leia").exists()
+
+
+def test_a_newer_checkpoint_than_the_ledger_knew_counts(data_dir: Path) -> None:
+    """The job was killed after it had written it. The start says from which iteration it goes on."""
+    bring_checkpoints(data_dir, "leia", from_han(30))
+    assert name_of(40) in brought(data_dir, "leia")
 
 
 def test_links_that_a_worker_has_made_are_not_followed(data_dir: Path, tmp_path: Path) -> None:

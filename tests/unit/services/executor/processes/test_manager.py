@@ -18,6 +18,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import GenerationSecrets, WorkerManager
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import (
@@ -209,6 +210,44 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
     for _ in range(3):
         await asyncio.sleep(0)
     assert (manager.preparing, within) == ((), [300.0, 300.0])
+    running.cancel()
+    await asyncio.wait({running})
+
+
+HAN = ContinuedJob(job_id="han", identity="1" * 16, iteration=40)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "known", "promised"), [("train", 40, 40), ("train", 20, 20), ("train", 41, None), ("profile", 0, None)]
+)
+async def test_a_job_waits_for_the_checkpoint_that_the_ledger_knows_of_the_job_that_it_continues(
+    purpose: Any, known: int, promised: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited, preparing = list[tuple[int, float]](), list[tuple[str, ...]]()
+    launcher = Launcher()
+    manager = manager_of(launcher, tmp_path)
+
+    async def bring(data_dir: Path, job_id: str, continued: ContinuedJob, *, wait_s: float) -> None:
+        awaited.append((continued.iteration, wait_s))
+        preparing.append(manager.preparing)
+
+    monkeypatch.setattr("elasticflow.services.executor.processes.manager.bring_promised_checkpoints", bring)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    assignment = Assignment(
+        job_id="a",
+        plan=GenerationPlan(generation=1, world_size=1),
+        rank=0,
+        spec=spec(continues=HAN, max_iterations=900),
+        checkpoint_dir="unused",
+        purpose=purpose,
+        checkpoint_iteration=known,
+        checkpoint_wait_s=7.0,
+    )
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    await launcher.launched.get()
+    assert awaited == ([] if promised is None else [(promised, 7.0)])
+    assert preparing == [("a",)] * len(awaited), "the monitor does not count it as stalled meanwhile"
     running.cancel()
     await asyncio.wait({running})
 
