@@ -19,6 +19,7 @@ from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus, Message, Subscription
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.command_queue import AnswerSender
+from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds
@@ -113,8 +114,8 @@ class QuoteRequests:
     def __init__(
         self, bus: Bus, pool: str, answer: Answer, clock: Clock, log: Any, why_not: WhyNot | None = None
     ) -> None:
-        self._answer, self._why_not, self._clock, self._log = answer, why_not or _always, clock, log
-        self._answers = AnswerSender(bus, pool, log)
+        self._answer, self._why_not, self._clock = answer, why_not or _always, clock
+        self._answers, self._refusals = AnswerSender(bus, pool, log), RefusalLog(log.warning)
         self._tenants: dict[str, _Tenant] = {}
         self._turns = Turns()
         self._waiting: dict[str, None] = {}  # tenants with requests
@@ -123,14 +124,17 @@ class QuoteRequests:
 
     async def run(self, requests: Subscription) -> None:
         """Answer each request, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._answer_in_turn(), name="quotes")
-            num_received = 0
-            async for request in requests:
-                await self._receive(request)
-                num_received += 1
-                if num_received % YIELD_EVERY == 0:
-                    await asyncio.sleep(0)  # a flood must not keep decisions waiting
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._answer_in_turn(), name="quotes")
+                num_received = 0
+                async for request in requests:
+                    await self._receive(request)
+                    num_received += 1
+                    if num_received % YIELD_EVERY == 0:
+                        await asyncio.sleep(0)  # a flood must not keep decisions waiting
+        finally:
+            self._refusals.write_counts(math.inf)
 
     async def _receive(self, request: Message) -> None:
         name = subjects.sender(request.subject)
@@ -174,6 +178,7 @@ class QuoteRequests:
     async def _answer_in_turn(self) -> None:
         while True:
             await self._news.wait()
+            self._refusals.write_counts(self._clock.now_s())
             name, request = self._next()
             if why_not := await self._why_not():
                 await self._send(request, MessageRejected(problems=(f"admission {why_not}",), ask_again=True))
@@ -202,7 +207,8 @@ class QuoteRequests:
         try:
             await self._answers.send(subjects.sender(request.subject), request.reply, data)
         except Retry as error:
-            self._log.warning("quote not answered", error=str(error))
+            tenant, now_s = subjects.sender(request.subject), self._clock.now_s()
+            self._refusals.write("quote not answered", tenant, now_s, error=str(error))
 
 
 async def _always() -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from elasticflow.shared.runtime.process.settings import Reader
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
+from elasticflow.shared.runtime.service.refusal_log import COUNTED_S, RefusalLog
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.scheduling.warm_up import warm_up
@@ -146,26 +148,37 @@ class _Unreadable:
     def __init__(self, process: Process) -> None:
         self._process, self._pool = process, process.settings.pool
         self._queue: asyncio.Queue[tuple[Message, codec.Undecodable]] = asyncio.Queue(MAX_UNREADABLE)
+        self._refusals = RefusalLog(process.log.warning)
 
     def add(self, message: Message, error: codec.Undecodable) -> None:
+        subject, now_s = message.subject, self._process.clock.now_s()
         self._process.metrics.refused_total.inc()
+        self._refusals.write("MessageRejected", subject, now_s, subject=subject, problems=error.problems)
         with contextlib.suppress(asyncio.QueueFull):  # a flood is counted, not kept
             self._queue.put_nowait((message, error))
 
     async def dead_letter(self) -> None:
         """Keep unreadable messages on the dead-letter subject, in a task of its own: it must not delay heartbeats."""
-        while True:
-            message, error = await self._queue.get()
-            self._process.log.warning("MessageRejected", subject=message.subject, problems=error.problems)
-            digest = hashlib.blake2b(message.data, digest_size=10).hexdigest()
-            with contextlib.suppress(ElasticFlowError, TimeoutError):  # telemetry is not worth waiting for
-                await self._process.bus.append(
-                    subjects.dead_letter(self._pool, POLICY.service),
-                    message.data,
-                    message_id=f"dead-{self._pool}-{digest}",
-                    timeout_s=DEAD_LETTER_TIMEOUT_S,
-                    headers=dead_letter_headers(message.subject, error.problems),
-                )
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(COUNTED_S):
+                        message, error = await self._queue.get()
+                    await self._keep(message, error)
+                self._refusals.write_counts(self._process.clock.now_s())
+        finally:
+            self._refusals.write_counts(math.inf)
+
+    async def _keep(self, message: Message, error: codec.Undecodable) -> None:
+        digest = hashlib.blake2b(message.data, digest_size=10).hexdigest()
+        with contextlib.suppress(ElasticFlowError, TimeoutError):  # telemetry is not worth waiting for
+            await self._process.bus.append(
+                subjects.dead_letter(self._pool, POLICY.service),
+                message.data,
+                message_id=f"dead-{self._pool}-{digest}",
+                timeout_s=DEAD_LETTER_TIMEOUT_S,
+                headers=dead_letter_headers(message.subject, error.problems),
+            )
 
 
 class _Upkeep:

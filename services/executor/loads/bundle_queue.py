@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from elasticflow.shared.messages.padding_tasks import (
 )
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
 from elasticflow.shared.runtime.bus.contract import TASK_ACK_WAIT_S, Bus, WorkItem, WorkQueue
-from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.clock import SystemClock, fresh_id
+from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.state.load import Load
 
 PULL_S = 30.0
@@ -48,6 +50,7 @@ class BundleQueue:
         self._num_wanted, self._on_pulled, self._log = num_wanted, on_pulled, log
         self.ready: deque[PulledBundle] = deque()
         self._wanted = asyncio.Event()
+        self._clock, self._refusals = SystemClock(), RefusalLog(log.error)
 
     def want(self) -> None:
         """GPUs wait for bundles."""
@@ -66,6 +69,7 @@ class BundleQueue:
                     self._log.warning("no bundles", load_id=self.load.load_id, error=str(error))
                     await asyncio.sleep(RETRY_S)
         finally:
+            self._refusals.write_counts(math.inf)
             await self.give_back()
             if queue is not None:
                 with contextlib.suppress(ElasticFlowError):
@@ -75,12 +79,15 @@ class BundleQueue:
         if (count := self._num_wanted() - len(self.ready)) <= 0:
             self._wanted.clear()
             return
+        self._refusals.write_counts(self._clock.now_s())
         for item in await queue.pull(count, PULL_S):
             try:
                 now_s = asyncio.get_running_loop().time()
                 self.ready.append(PulledBundle(self.load, item, decode_bundle(item.data), now_s))
             except Undecodable as error:
-                self._log.error("BundleDropped", load_id=self.load.load_id, problems=error.problems)
+                load_id, tenant = self.load.load_id, self.load.tenant
+                at_s = self._clock.now_s()
+                self._refusals.write("BundleDropped", tenant, at_s, load_id=load_id, problems=error.problems)
                 await item.term()
             else:
                 self._on_pulled()

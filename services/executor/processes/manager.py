@@ -295,7 +295,10 @@ class WorkerManager:
         assignment = handle.assignment
         worker = WorkerId(assignment.job_id, assignment.plan.generation, assignment.rank)
         if isinstance(event, Switched) and not self._was_sent(worker, event):
-            self._log.error("WorkerKilled", **worker._asdict(), reason="it reports a switch that it was not sent")
+            slot = self._slots.get(worker)
+            if slot is None or not slot.is_killed:  # it may have sent a thousand of them before it ends
+                self._log.error("WorkerKilled", **worker._asdict(), reason="it reports a switch that it was not sent")
+            self._kill(worker)
             handle.kill()
         elif isinstance(event, Exited):
             self._log.info("WorkerEnded", **worker._asdict(), exit_code=event.code, signal=event.signal)

@@ -182,7 +182,7 @@ class CommandQueue:
         self._folded, self._is_fit = folded, is_fit
         self._clock, self._log, self._metrics = context.clock, context.log, context.metrics
         self._on_news = on_news
-        self._refusals = RefusalLog(context.log)
+        self._refusals = RefusalLog(context.log.warning)
         self._answers = AnswerSender(context.bus, context.pool, context.log)
         self._attempts = Attempts(context.bus, context.pool)
         self._pending: list[Pending] = []

@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
-from typing import Generic
+from typing import Any, Generic
 
 from elasticflow.shared.errors import LedgerBroken, Retry
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S
 from elasticflow.shared.runtime.service.decision_problems import chain_problem
+from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
@@ -36,6 +38,7 @@ class LedgerProjection(Generic[State]):
         self.last_decision_id = ""
         self.newest: LedgerRecord | None = None  # the last folded message, unless a snapshot holds it
         self._grown = asyncio.Condition()
+        self._clock, self._faults = context.clock, RefusalLog(context.log.error)
 
     @property
     def folded(self) -> PoolState:
@@ -49,15 +52,22 @@ class LedgerProjection(Generic[State]):
 
     async def follow(self) -> None:
         """Fold all messages, until cancelled."""
-        async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
-            for stored in batch:
-                self._on_message(stored)
-                self._fold(stored)
-            self._metrics.ledger_sequence.set(self.folded.sequence)
-            async with self._grown:
-                self._grown.notify_all()
-            self._on_news()
-            await asyncio.sleep(0)  # during a long replay, heartbeats go on
+        try:
+            async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
+                await self._fold_all(batch)
+        finally:
+            self._faults.write_counts(math.inf)
+
+    async def _fold_all(self, batch: tuple[LedgerRecord, ...]) -> None:
+        self._faults.write_counts(self._clock.now_s())
+        for stored in batch:
+            self._on_message(stored)
+            self._fold(stored)
+        self._metrics.ledger_sequence.set(self.folded.sequence)
+        async with self._grown:
+            self._grown.notify_all()
+        self._on_news()
+        await asyncio.sleep(0)  # during a long replay, heartbeats go on
 
     async def up_to(self, sequence: int) -> None:
         """Return when this message is folded."""
@@ -91,12 +101,16 @@ class LedgerProjection(Generic[State]):
         message = self._read(stored)
         if isinstance(message, Unreadable):
             self._metrics.refused_total.inc()
-            self._log.error("LedgerMessageSkipped", sequence=stored.sequence, problems=message.problems)
+            self._note_fault("LedgerMessageSkipped", sequence=stored.sequence, problems=message.problems)
         self._evolve(stored, message)
+
+    def _note_fault(self, kind: str, **keys: Any) -> None:
+        """Whoever may write the ledger decides how many there are."""
+        self._faults.write(kind, "", self._clock.now_s(), **keys)
 
     def _evolve(self, stored: LedgerRecord, message: LedgerMessage) -> None:
         if (found := self.chain.add(stored, message)) is not None:
-            self._log.error("LedgerChanged", problem=found.in_words())
+            self._note_fault("LedgerChanged", problem=found.in_words())
         self.newest = stored
         if isinstance(message, PlanDecided):
             self.last_decision_id = stored.message_id

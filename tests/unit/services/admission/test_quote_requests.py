@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 
 from elasticflow.services.admission import quote
 from elasticflow.services.admission.quote import MAX_AT_ONCE, QUOTES_PER_S, QuoteRequests
+from elasticflow.shared.errors import MaybeStored
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import DeadlineQuoted, MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
@@ -119,6 +120,37 @@ async def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not(monkey
     await asked.ask("flood", 10)
     assert (await asked.replied(2)) == [DeadlineQuoted] * 2, "it may ask again, as often as the time allows"
     await asked.end()
+
+
+async def test_quotes_that_cannot_be_sent_are_one_line_of_each_tenant_and_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their senders decide how many there are."""
+    lines, asked, all_asked = list[tuple[str, dict[str, Any]]](), Asked(), asyncio.Event()
+
+    class Log(SilentLog):
+        def warning(self, event: str, **keys: Any) -> None:
+            lines.append((event, keys))
+
+    async def publish(subject: str, data: bytes, **_: Any) -> None:
+        asked.order.append(subject)
+        if len(asked.order) == 10:
+            all_asked.set()
+        raise MaybeStored(subject, "quote")
+
+    monkeypatch.setattr(quote, "REST", 0.0)
+    requests = await asked.bus.subscribe(subjects.quote("*", POOL))
+    await asked.ask("loud", 9)
+    await asked.ask("quiet")
+    monkeypatch.setattr(asked.bus, "publish", publish)
+    quotes = QuoteRequests(asked.bus, POOL, lambda data, tenant: QUOTED, asked.clock, Log())
+    task = asyncio.create_task(quotes.run(requests))
+    async with asyncio.timeout(60):
+        await all_asked.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert [event for event, _ in lines] == ["quote not answered", "quote not answered", "RefusalsCounted"]
+    assert (lines[2][1]["sender"], lines[2][1]["number"]) == ("loud", 8)
 
 
 async def test_requests_that_wait_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

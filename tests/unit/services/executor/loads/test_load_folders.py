@@ -23,12 +23,20 @@ from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, T
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkItem
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.fold import loads as fold
 from elasticflow.shared.state.load import Load
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import NOW_S, pool
 
 POOL = "p"
+
+
+class StandingClock(SystemClock):
+    def now_s(self) -> float:
+        return NOW_S
+
+
 SPEC = LoadSpec(task_function="jobs.fold:fold", task_s=1.0)
 BUNDLE = TaskBundle(tasks=((0, b""),))
 LARGE = b"a large result of the first tenant"
@@ -167,6 +175,32 @@ async def test_an_executor_pulls_and_answers_under_the_name_of_the_opening(
     assert stored == [subjects.results(POOL, second.bus_name, index, index)]
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_a_flood_of_unreadable_bundles_is_one_line_and_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = list[tuple[str, dict[str, Any]]]()
+
+    class Log(SilentLog):
+        def error(self, event: str, **keys: Any) -> None:
+            lines.append((event, keys))
+
+    bus, load = MemoryBus(), two_loads(monkeypatch)[1]
+    await bus.ensure_pool(POOL)
+    for number in range(50):
+        await bus.append(subjects.tasks(POOL, load.bus_name), b"junk", message_id=f"junk-{number}")
+    await bus.append(subjects.tasks(POOL, load.bus_name), encode_bundle(BUNDLE), message_id="bundle")
+    wanted = asyncio.Event()
+    queue = BundleQueue(bus, POOL, load, num_wanted=lambda: 1, on_pulled=wanted.set, log=Log())
+    queue._clock = StandingClock()
+    running = asyncio.create_task(queue.run())
+    queue.want()
+    async with asyncio.timeout(60):
+        await wanted.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    dropped, counted = lines
+    assert (dropped[0], dropped[1]["load_id"]) == ("BundleDropped", "a")
+    assert (counted[0], counted[1]["sender"], counted[1]["number"]) == ("RefusalsCounted", "second", 49)
 
 
 async def test_a_client_reads_the_files_of_its_own_load_only(

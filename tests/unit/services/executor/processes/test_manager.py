@@ -20,7 +20,7 @@ from elasticflow.services.executor.processes.manager import GenerationSecrets, W
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
 from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.worker_protocol.from_worker import Failed
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
     GenerationPlan,
@@ -30,6 +30,7 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import spec
+from tests.support.executor_node import TIMELINE
 
 SECRETS = GenerationSecrets(b"of the pool")
 
@@ -164,6 +165,29 @@ async def test_the_last_lines_of_a_failed_worker_are_noted_without_its_secrets(t
     worker.log_file.write_text("the token is hidden\n")
     launcher.on_event(worker, Failed(error="refused"))
     assert [event.last_lines for event in noted if isinstance(event, WorkerReported)] == ["the token is ***"]
+
+
+async def test_a_worker_that_forges_switches_is_killed_with_one_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, killed, launcher = list[str](), list[int](), Launcher()
+    monkeypatch.setattr(SilentLog, "error", lambda self, event, **keys: lines.append(event))
+    monkeypatch.setattr(Worker, "kill", lambda self: killed.append(self.pid), raising=False)
+    manager = manager_of(launcher, tmp_path)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    assignment = Assignment(
+        job_id="a", plan=GenerationPlan(generation=3, world_size=1), rank=0, spec=spec(), checkpoint_dir="unused"
+    )
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    worker: Any = await launcher.launched.get()
+    for _ in range(50):
+        await asyncio.sleep(0)
+        launcher.on_event(worker, Switched(generation=4, rank=0, iteration=7, resize=TIMELINE))
+    assert killed
+    assert lines == ["WorkerKilled"]
+    running.cancel()
+    await asyncio.wait({running})
 
 
 @pytest.mark.parametrize("ends", ["installed", "unusable", "killed", "stopped"])

@@ -17,7 +17,7 @@ class Lines:
 
     def counts(self) -> dict[tuple[str, str], int]:
         return {
-            (keys["kind"], keys["tenant"]): keys["number"] for event, keys in self.lines if event == "RefusalsCounted"
+            (keys["kind"], keys["sender"]): keys["number"] for event, keys in self.lines if event == "RefusalsCounted"
         }
 
     def in_full(self) -> list[str]:
@@ -26,7 +26,7 @@ class Lines:
 
 def test_the_first_of_each_tenant_and_kind_is_written_in_full_and_the_others_are_counted() -> None:
     lines = Lines()
-    log = RefusalLog(lines)
+    log = RefusalLog(lines.warning)
     for number in range(1_000):
         log.write("CommandRefused", "loud", number / 100, sequence=number)
         log.write("MessageRejected", "loud", number / 100, sequence=number)
@@ -44,7 +44,7 @@ def test_the_first_of_each_tenant_and_kind_is_written_in_full_and_the_others_are
 
 def test_a_single_refusal_is_counted_nowhere() -> None:
     lines = Lines()
-    log = RefusalLog(lines)
+    log = RefusalLog(lines.warning)
     log.write("CommandRefused", "quiet", 0.0)
     log.write_counts(COUNTED_S)
     assert lines.lines == [("CommandRefused", {})]
@@ -52,7 +52,7 @@ def test_a_single_refusal_is_counted_nowhere() -> None:
 
 def test_a_clock_that_was_set_back_silences_nothing() -> None:
     lines = Lines()
-    log = RefusalLog(lines)
+    log = RefusalLog(lines.warning)
     log.write("CommandRefused", "quiet", 5_000.0)
     log.write("CommandRefused", "quiet", 0.0)
     assert len(lines.in_full()) == 2
@@ -64,7 +64,7 @@ REFUSALS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3 * MA
 @given(REFUSALS)
 def test_each_refusal_is_written_or_counted_and_lines_are_bounded(refusals: list[tuple[str, int, float]]) -> None:
     lines, now_s = Lines(), 0.0
-    log = RefusalLog(lines)
+    log = RefusalLog(lines.warning)
     for kind, tenant, pause_s in refusals:
         now_s += pause_s
         log.write(kind, f"tenant-{tenant}", now_s)
@@ -75,7 +75,7 @@ def test_each_refusal_is_written_or_counted_and_lines_are_bounded(refusals: list
 
 def test_a_flood_under_many_names_is_bounded_too() -> None:
     lines = Lines()
-    log = RefusalLog(lines)
+    log = RefusalLog(lines.warning)
     for number in range(10_000):
         log.write("CommandRefused", f"tenant-{number}", 1.0)
     assert len(lines.lines) == MAX_AT_ONCE
