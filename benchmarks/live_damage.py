@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import typer
 
-from benchmarks.damage.__main__ import Flip
+from benchmarks.damage import Flip
 from benchmarks.live_power_losses import JOB, LivePool, found_job, lose_power
 from elasticflow.shared.state.promise import Promise, promise_of
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.damage.__main__ import Flip, ask, flips
-from benchmarks.damage.questions import Answer, Outcome
-from benchmarks.damage.recorded_pool import CLOCK, POOL, RecordedPool, record
+from benchmarks.damage import CLOCK, POOL, Answer, Flip, Outcome, RecordedPool, ask, flips, record
 from elasticflow.client.ledger import LedgerView
 from elasticflow.client.operator_decisions import configure
 from elasticflow.shared.errors import LedgerBroken
