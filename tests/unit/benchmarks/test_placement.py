@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.placement.__main__ import GOALS_MS
-from benchmarks.placement.decisions import measure_pool
+from benchmarks.placement import GOALS_MS, measure_pool
 
 
 @pytest.mark.parametrize("share_unpromised", [0.0, 1.0])

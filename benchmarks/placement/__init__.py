@@ -1,1 +1,0 @@
-"""The time of one placement decision in large pools."""
