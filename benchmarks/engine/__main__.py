@@ -14,15 +14,14 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.engine import resizes, restores, secret_costs, stalls, steady, torchft, torchrun, transient
-from benchmarks.engine.device import Device
-from benchmarks.engine.parts import Options, Part
-from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
+from benchmarks.engine import resizes, restores, stalls, steady, torchft, torchrun, transient
+from benchmarks.engine.parts import Device, Options, Part
+from benchmarks.engine.resizes import fitted, stops_by_num_gpus
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 PARTS: Mapping[str, Part] = {
     "resizes": Part(measure=resizes.measure, table=resizes.table),
-    "secrets": Part(measure=secret_costs.measure, table=secret_costs.table),
+    "secrets": Part(measure=resizes.measure_secrets, table=resizes.secrets_table),
     "torchrun": Part(measure=torchrun.measure, table=torchrun.table),
     "torchft": Part(measure=torchft.measure, table=torchft.table),
     "steady": Part(measure=steady.measure, table=steady.table),

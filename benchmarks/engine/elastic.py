@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.engine.device import Device
 from benchmarks.engine.models import Trained
+from benchmarks.engine.parts import Device
 from elasticflow.services.executor.processes.launcher import Exited, Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, RendezvousListening
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, JoinRendezvous

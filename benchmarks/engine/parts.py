@@ -1,12 +1,25 @@
-"""A part of the benchmark: a measurement and its table."""
+"""The parts of the benchmark: their options, the devices of their workers, a measurement and its table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from rich.table import Table
 
-from benchmarks.engine.device import Device
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def device_fields(device: Device, rank: int) -> dict[str, Any]:
+    """The device fields of the assignment of a rank. Workers take turns on the GPUs."""
+    import torch  # here: code that only names a device need not wait for it
+
+    num_gpus = torch.cuda.device_count() if device == Device.CUDA else rank + 1
+    return {"device": device.value, "gpu_index": rank % num_gpus}
+
 
 Row = dict[str, Any]
 

@@ -6,9 +6,17 @@ processes. restart_s: the same resize through a checkpoint, from the command to 
 from a warm server. crash_s and hang_s: from SIGKILL or SIGSTOP of one of the workers to the end of the survivors' next
 step. shrink_s: from SIGKILL to the beginning of that step. replaced_s: from SIGKILL to the end of the first step with a
 replacement. Of few losses, the 99th percentile is the worst one: `--losses` repeats them.
+
+The model of the stop is seconds + seconds_per_byte * bytes + seconds_per_doubling * log2(workers). It is fitted by
+least squares of the relative errors, so that the longest stop does not dominate; no coefficient is negative.
+
+The cost of a secret is what it costs a resize that workers prove the secret of their generation to each other
+(docs/adr/0070). One job goes from two workers to four and back, on loopback, in turn with a secret and without: both
+meet the same load. prepare_s: from the order to the stop.
 """
 
 import asyncio
+import math
 import os
 import signal
 import statistics
@@ -16,15 +24,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from rich.table import Table
+from scipy.optimize import nnls
 
-from benchmarks.engine.copying import measure_copying
-from benchmarks.engine.device import Device, device_fields
 from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import PerceptronOfEight, Trained
-from benchmarks.engine.parts import Options, Row, in_ms, table_of
+from benchmarks.engine.parts import Device, Options, Row, device_fields, in_ms, table_of
+from benchmarks.engine.restores import measure_copying
 from elasticflow.services.executor.processes.launcher import Exited, WorkerHandle
 from elasticflow.services.executor.processes.manager import GenerationSecrets
 from elasticflow.shared.messages.measurements import ResizeTimeline
@@ -249,3 +258,76 @@ class Resized:
             rendezvous_size=rendezvous_size,
             secret=self.secrets.of(self._assignment.job_id, self._generation),
         )
+
+
+# --- a model of the stop -------------------------------------------------------------------------------
+
+
+def fitted(resizes: list[Row]) -> dict[str, Any]:
+    """rows of `resizes`: bytes_moved to each joining worker, num_workers afterwards, stop_s."""
+    stop_s_R = np.array([row["stop_s"] for row in resizes])  # R rows
+    factors_RC = np.array([(1.0, row["bytes_moved"], math.log2(row["num_workers"])) for row in resizes])
+    scale_C = factors_RC.max(axis=0).clip(min=1.0)  # scaled: bytes beside counts would cost all digits
+    coefficients_C, _ = nnls(factors_RC / scale_C / stop_s_R[:, None], np.ones(len(resizes)))
+    coefficients_C = coefficients_C / scale_C
+    errors_R = factors_RC @ coefficients_C / stop_s_R - 1
+    return {
+        "seconds": float(coefficients_C[0]),
+        "seconds_per_byte": float(coefficients_C[1]),
+        "seconds_per_doubling": float(coefficients_C[2]),
+        "relative_error_rms": float(np.sqrt(np.mean(errors_R**2))),
+    }
+
+
+def stops_by_num_gpus(resizes: list[Row]) -> dict[str, float]:
+    """The longest median stop of a resize to so many workers, for any state."""
+    by_num_gpus: dict[int, float] = {}
+    for row in resizes:
+        num_gpus = row["num_workers"]
+        by_num_gpus[num_gpus] = max(row["stop_s"], by_num_gpus.get(num_gpus, 0.0))
+    return {str(num_gpus): stop_s for num_gpus, stop_s in sorted(by_num_gpus.items())}
+
+
+# --- the cost of a secret ------------------------------------------------------------------------------
+
+
+_SECRETS = {"without": GenerationSecrets(), "with": GenerationSecrets(b"0" * 64)}
+_SECRET_TIMES = ("stop_s", "prepare_s")
+
+
+def measure_secrets(options: Options) -> list[Row]:
+    return [asyncio.run(_secrets_of_size(size, options)) for size in options.million_parameters]
+
+
+async def _secrets_of_size(million_parameters: int, options: Options) -> Row:
+    """Medians, and the median of the differences between neighbours."""
+    timelines: dict[str, list[ResizeTimeline]] = {name: [] for name in _SECRETS}
+    async with running_engine(options.device) as engine:
+        job = Resized(engine, million_parameters)
+        workers = await job.start(2, generation=1)
+        for number in range(2 * options.rounds):
+            name = ("without", "with")[(number + number // 2) % 2]  # each is first as often as second
+            job.secrets = _SECRETS[name]
+            workers, timeline = await job.switch(workers, [0, 1, None, None])
+            timelines[name].append(timeline)
+            workers, _ = await job.switch(workers, [0, 1])
+    row: Row = {"million_parameters": million_parameters, "pairs": options.rounds}
+    for time_s in _SECRET_TIMES:
+        without, with_secret = ([getattr(each, time_s) for each in timelines[name]] for name in _SECRETS)
+        what = time_s.removesuffix("_s")
+        row |= {f"{what}_without_s": statistics.median(without), f"{what}_with_s": statistics.median(with_secret)}
+        differences = [after - before for before, after in zip(without, with_secret, strict=True)]
+        lower, median, upper = statistics.quantiles(differences, n=4) if len(differences) > 1 else differences * 3
+        row |= {f"{what}_more_s": median, f"{what}_more_quartiles_s": [lower, upper]}
+    return row
+
+
+def secrets_table(rows: list[Row]) -> Table:
+    drawn = table_of(
+        "A resize from two to four workers, without and with a secret, milliseconds",
+        *("parameters", "pairs", "stop without", "with", "more", "prepared without", "with", "more"),
+    )
+    for row in rows:
+        times = (f"{time_s[:-2]}_{what}_s" for time_s in _SECRET_TIMES for what in ("without", "with", "more"))
+        drawn.add_row(f"{row['million_parameters']} M", str(row["pairs"]), *in_ms(row, *times))
+    return drawn

@@ -2,7 +2,8 @@
 
 Disks add their own time. read_s: to find the newest checkpoint, check its SHA-256 and read its tensors. load_s: to copy
 these into the model and the optimizer. bytes_per_s: of both. copied_bytes_per_s: by a plain copy between processes, in
-the same run.
+the same run. The copy is without this engine: two processes send to one each over gloo, concurrently, as two staying
+workers do to two joining ones.
 """
 
 import statistics
@@ -11,13 +12,49 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 from rich.table import Table
 from torch import nn
 
-from benchmarks.engine.copying import measure_copying
 from benchmarks.engine.models import Perceptron
 from benchmarks.engine.parts import Options, Row, in_ms, table_of
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
+
+# --- a plain copy between processes: the reference for state transfers ---------------------------------
+
+
+_NUM_PAIRS = 2
+_COPIES = 5
+
+
+def measure_copying(num_bytes: int) -> float:
+    """Bytes per second into each of the two receivers."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(_copy, (num_bytes, folder), nprocs=2 * _NUM_PAIRS)  # pyright: ignore[reportPrivateImportUsage]
+        return num_bytes / float((Path(folder) / "seconds").read_text())
+
+
+def _copy(rank: int, num_bytes: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2 * _NUM_PAIRS)
+    content = torch.zeros(num_bytes, dtype=torch.uint8)
+    times_s: list[float] = []
+    for _ in range(_COPIES):
+        dist.barrier()
+        began_s = time.monotonic()
+        if rank < _NUM_PAIRS:
+            dist.send(content, rank + _NUM_PAIRS)
+        else:
+            dist.recv(content, rank - _NUM_PAIRS)
+        dist.barrier()
+        times_s.append(time.monotonic() - began_s)
+    if rank == 0:
+        (Path(folder) / "seconds").write_text(str(statistics.median(times_s)))
+    dist.destroy_process_group()
+
+
+# --- restores ------------------------------------------------------------------------------------------
+
 
 _ROUNDS = 5
 

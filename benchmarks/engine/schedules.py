@@ -19,8 +19,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.engine.device import Device
-from benchmarks.engine.playing import uneven_counts
+from benchmarks.engine.parts import Device
 from benchmarks.engine.sensitive import (
     GLOBAL_BATCH_SIZE,
     NUM_SAMPLES,
@@ -28,9 +27,9 @@ from benchmarks.engine.sensitive import (
     OfFour,
     OfSixteen,
     Sensitive,
+    Smooth,
 )
-from benchmarks.engine.smooth import Smooth
-from benchmarks.engine.stage import Outcome, Played, PlayedJob, play_all
+from benchmarks.engine.stage import Outcome, Played, PlayedJob, play_all, uneven_counts
 from benchmarks.engine.transports import TransportName
 from benchmarks.report import today
 from elasticflow import ElasticJob

@@ -1,7 +1,11 @@
-"""A job that is sensitive to the number of workers: it uses everything that could distinguish one number from another.
+"""Jobs that show what a number of workers changes: `Sensitive` in every bit, `Smooth` only by rounding.
 
-Dropout, BatchNorm, momentum, clipping, augmentation while reading and noise after the backward pass, a schedule, uneven
-parts, a layer that only some parts use; and a buffer that counts how often each sample was seen in steps that count.
+`Sensitive` uses everything that could distinguish one number from another: dropout, BatchNorm, momentum, clipping,
+augmentation while reading and noise after the backward pass, a schedule, uneven parts, a layer that only some parts
+use; and a buffer that counts how often each sample was seen in steps that count.
+
+`Smooth` is for the fast mode and has only sums over the global batch: no dropout, no statistics of a batch's part. A
+parameter counts how often each sample was seen, through its gradient, because buffers come from rank 0.
 """
 
 import hashlib
@@ -9,7 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -160,3 +164,67 @@ def _add(hashed: Any, value: Any) -> None:
             hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         case _:
             hashed.update(repr(value).encode())
+
+
+# --- a job for the fast mode ---------------------------------------------------------------------------
+
+
+_SMOOTH_WIDTH = 8
+
+
+class Smooth(ElasticJob):
+    """hyperparameters: as in `Sensitive`. A line has the iteration, the digest of the state, how often each sample was
+    seen, and the weights."""
+
+    reproducible: ClassVar[Literal["bitwise", "fast"]] = "fast"
+    hyperparameters: Mapping[str, Scalar] = {"step_s": 0.0, "record": "", "transport": "gloo", "is_sharded": False}
+
+    def init_model(self) -> nn.Module:
+        use_in_this_process(str(self.hyperparameters["transport"]))
+        self._bare = Counting()
+        return self._bare
+
+    def init_dataset(self) -> Dataset[Any]:
+        return Numbered()
+
+    def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        times_seen, *weights = model.parameters()
+        counts = {
+            "params": [times_seen],
+            "lr": float(self.hyperparameters["global_batch_size"]),
+            "momentum": 0.0,
+        }
+        return torch.optim.SGD([{"params": weights}, counts], lr=0.05, momentum=0.9)
+
+    def train(self, batch: Batch, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+        numbers, points, targets = batch
+        self._record(optimizer)
+        part = len(numbers) / float(self.hyperparameters["global_batch_size"])
+        time.sleep(float(self.hyperparameters["step_s"]) * part)
+        optimizer.zero_grad()
+        seen = torch.bincount(numbers, minlength=NUM_SAMPLES) / len(numbers)
+        output, count = model(points, seen)
+        loss = nn.functional.mse_loss(output, targets)
+        (loss - count).backward()
+        optimizer.step()
+        return {"loss": loss}
+
+    def _record(self, optimizer: torch.optim.Optimizer) -> None:
+        if folder := str(self.hyperparameters["record"]):
+            state = self._bare.state_dict()
+            held = digest([state, optimizer.state_dict()])
+            times_seen, *weights = state.values()
+            seen = " ".join(str(int(times)) for times in times_seen.round())
+            numbers = " ".join(f"{weight:.7g}" for tensor in weights for weight in tensor.flatten().tolist())
+            with (Path(folder) / f"{os.getpid()}.txt").open("a") as file:
+                file.write(f"{self.iteration} {held} {seen} {numbers}\n")
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_seen = nn.Parameter(torch.zeros(NUM_SAMPLES, dtype=torch.float64))
+        self.body = nn.Sequential(nn.Linear(NUM_FEATURES, _SMOOTH_WIDTH), nn.Tanh(), nn.Linear(_SMOOTH_WIDTH, 1))
+
+    def forward(self, points: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.body(points), (self.times_seen * seen).sum()

@@ -6,14 +6,15 @@ equal.
 """
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,14 +25,59 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine.crew import Crew
-from benchmarks.engine.footprint import Footprint, footprint, shared_memory
 from benchmarks.engine.parts import table_of
-from benchmarks.engine.playing import CHANCES, Kind, Player, schedule
 from benchmarks.engine.schedules import JOBS, spec_of
-from benchmarks.engine.stage import stage
+from benchmarks.engine.stage import CHANCES, Kind, Player, schedule, stage
 from benchmarks.engine.transports import TransportName
 from benchmarks.report import today
 from elasticflow.shared.runtime.process.logs import configure_logs
+
+# --- the resources that the engine uses ----------------------------------------------------------------
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The footprint of several processes together. memory_mib: private memory, without shared pages."""
+
+    processes: int
+    threads: int
+    descriptors: int
+    connections: int  # TCP, by their ends here
+    ports: int  # TCP, listening
+    memory_mib: float
+
+
+def footprint(processes: Sequence[psutil.Process]) -> Footprint:
+    """The footprint of those processes that run."""
+    found: list[tuple[int, int, int, int, float]] = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            sockets = [connection.status for connection in process.net_connections("tcp")]
+            ports = sockets.count(psutil.CONN_LISTEN)
+            memory_mib = process.memory_full_info().uss / 2**20
+            threads, descriptors = process.num_threads(), process.num_fds()
+            found.append((threads, descriptors, len(sockets) - ports, ports, memory_mib))
+    threads, descriptors, connections, ports, memory = zip(*found, strict=True) if found else [(0,)] * 5
+    return Footprint(
+        processes=len(found),
+        threads=sum(threads),
+        descriptors=sum(descriptors),
+        connections=sum(connections),
+        ports=sum(ports),
+        memory_mib=round(sum(memory), 2),
+    )
+
+
+def shared_memory() -> frozenset[str]:
+    """Names in it, of the whole machine."""
+    return frozenset(path.name for path in _SHARED_MEMORY.iterdir()) if _SHARED_MEMORY.is_dir() else frozenset()
+
+
+# --- the soak ------------------------------------------------------------------------------------------
+
 
 _STEP_S = 0.1  # of one worker: slow steps leave the cores to the switches, which are measured
 _REST_S = 2.5  # until released objects are gone

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.engine.device import Device
-from benchmarks.engine.parts import Options, Row, in_ms, table_of
+from benchmarks.engine.parts import Device, Options, Row, in_ms, table_of
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.timed import Step, mean_s, steps, timed_spec
 from elasticflow.shared.messages.worker_protocol.to_worker import WriteCheckpoint

@@ -29,10 +29,8 @@ from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.engine.device import Device, device_fields
-from benchmarks.engine.large_models import LARGE_MODES, LARGE_PLAIN
-from benchmarks.engine.models import MODES, PLAIN, Trained
-from benchmarks.engine.parts import Options, Row, in_ms, table_of
+from benchmarks.engine.models import LARGE_MODES, LARGE_PLAIN, MODES, PLAIN, Trained
+from benchmarks.engine.parts import Device, Options, Row, device_fields, in_ms, table_of
 from elasticflow.services.executor.worker.loop.worker_setup import set_up, worker_engine
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import use_one_heap

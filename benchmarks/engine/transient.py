@@ -17,8 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.engine.crew import Crew
-from benchmarks.engine.device import Device
-from benchmarks.engine.parts import Options, Row, table_of
+from benchmarks.engine.parts import Device, Options, Row, table_of
 from benchmarks.engine.stage import stage
 from benchmarks.engine.timed import Step, Timed, median_s, steps, timed_spec
 

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.gpu import wheels
 from benchmarks.gpu.lease import Ended, Lease, Running
 from benchmarks.gpu.parts import PARTS, Part, PartName

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.engine.stage import stage
 from benchmarks.gpu.hashes import NEVER_S, digest_of, spec_of, train_to_the_end
 from benchmarks.gpu.jobs import GLOBAL_BATCH_SIZE, Compiled

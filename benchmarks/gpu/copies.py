@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.engine.crew import Crew
-from benchmarks.engine.device import Device
 from benchmarks.engine.models import PerceptronOfEight
+from benchmarks.engine.parts import Device
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.stalls import measure_checkpoint_stall
 from benchmarks.report import Measured, Row

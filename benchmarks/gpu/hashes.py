@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.engine.crew import Crew
-from benchmarks.engine.device import Device
-from benchmarks.engine.large_models import Gpt2OfFour, ResNet50OfFour
-from benchmarks.engine.models import Trained
+from benchmarks.engine.models import Gpt2OfFour, ResNet50OfFour, Trained
+from benchmarks.engine.parts import Device
 from benchmarks.engine.sensitive import digest
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.gpu.jobs import Gpt2OverNccl

@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch.cuda import nccl
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.processes.launcher import Launcher
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from benchmarks.engine.large_models import Gpt2OfFour, Gpt2OfOne
+from benchmarks.engine.models import Gpt2OfFour, Gpt2OfOne
 from benchmarks.gpu.ranks import over_nccl
 from elasticflow import ElasticJob, Scalar
 from elasticflow.services.executor.worker.group import groups

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.gpu.hashes import NEVER_S, digest_of, spec_of, train_to_the_end
 from benchmarks.gpu.jobs import GLOBAL_BATCH_SIZE, Sensitive

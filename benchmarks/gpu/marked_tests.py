@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.gpu.wheels import ROOT
 from benchmarks.report import Measured, Row
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.engine.device import Device, device_fields
+from benchmarks.engine.parts import Device, device_fields
 from benchmarks.engine.sensitive import digest
 from benchmarks.gpu.hashes import NEVER_S, spec_of
 from benchmarks.gpu.jobs import LimitedGpt2

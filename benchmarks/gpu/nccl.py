@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.gpu.ranks import Rank, Ranks, at_once, failures, free_bytes, synchronize
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.worker.group import groups

@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.gpu.nccl import killed_row, measure_killed
 from benchmarks.gpu.ranks import Rank, Ranks, at_once, failures
 from benchmarks.report import Measured, Row

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.report import Measured
 
 

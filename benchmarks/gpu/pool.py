@@ -14,7 +14,7 @@ from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.gpu.jobs import GLOBAL_BATCH_SIZE, Paced
 from benchmarks.report import Measured, Row
 from elasticflow.client.client import Client

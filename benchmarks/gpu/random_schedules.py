@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from benchmarks.engine import schedules
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.report import Measured, Row
 
 _NUM_SCHEDULES = 10

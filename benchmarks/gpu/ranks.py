@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.report import Measured
 from elasticflow.services.executor.worker.group import device_transport
 from elasticflow.services.executor.worker.group.groups import Group

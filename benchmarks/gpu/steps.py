@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from benchmarks.engine.device import Device
+from benchmarks.engine.parts import Device
 from benchmarks.engine.steady import PLAIN_MODE, SteadyCase, steps_of_ranks
 from benchmarks.report import Measured, Row
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.engine.node_loss import measure_node_losses
 
 
-@pytest.mark.nightly("a benchmark; unit/benchmarks/test_node_loss.py has its arithmetic")
+@pytest.mark.nightly("a benchmark; unit/benchmarks/test_engine.py has its arithmetic")
 async def test_a_lost_node_is_measured_to_the_beginning_and_the_end_of_the_next_step() -> None:
     measured = await measure_node_losses(1, seed=0, placement_chance=0.4)
     (repeat,) = measured["repeats"]

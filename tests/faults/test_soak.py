@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.engine.footprint import Footprint, footprint
+from benchmarks.engine.soak import Footprint, footprint
 from elasticflow.shared.messages.job_spec import JobClass
 from testbed.real_pool import RunningPool, eventually, job, persistently, running_pool
 

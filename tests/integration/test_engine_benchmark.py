@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from benchmarks.engine import resizes, restores, secret_costs, stalls, torchft, torchrun, transient
+from benchmarks.engine import resizes, restores, stalls, torchft, torchrun, transient
 from benchmarks.engine.parts import Options
+from benchmarks.engine.resizes import fitted, stops_by_num_gpus
 from benchmarks.engine.stalls import measure_stalls
 from benchmarks.engine.steady import measure_steady
-from benchmarks.engine.stop_model import fitted, stops_by_num_gpus
 from benchmarks.engine.transient import Lending, measure_transient
 
 SMALL = Options(million_parameters=(1,), rounds=1, losses=2)
@@ -37,9 +37,9 @@ def test_changes_and_losses_are_measured() -> None:
 
 @pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")
 def test_the_cost_of_a_secret_is_measured() -> None:
-    (row,) = secret_costs.measure(SMALL)
+    (row,) = resizes.measure_secrets(SMALL)
     assert min(row[f"{time}_{what}_s"] for time in ("stop", "prepare") for what in ("with", "without")) > 0
-    assert secret_costs.table([row]).row_count == 1
+    assert resizes.secrets_table([row]).row_count == 1
 
 
 @pytest.mark.nightly("a run of a benchmark; unit/benchmarks/test_recorded_results.py has its tables")

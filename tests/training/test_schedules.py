@@ -6,10 +6,9 @@ runs fifty for each number of virtual nodes.
 
 import pytest
 
-from benchmarks.engine.playing import CHANCES, schedule
 from benchmarks.engine.schedules import Conditions, fast_differences, prove, prove_fast
 from benchmarks.engine.sensitive import NUM_SAMPLES
-from benchmarks.engine.stage import Played
+from benchmarks.engine.stage import CHANCES, Played, schedule
 from benchmarks.engine.transports import TransportName
 from tests.support.rings import few_daily
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.engine.asynchronous_transport import Faults
 from benchmarks.engine.simulated_stream import SimulatedStream, follow_in_this_thread
-from benchmarks.engine.transports import connecting
+from benchmarks.engine.transports import Faults, connecting
 from elasticflow.services.executor.worker.group import groups, nccl_transport
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost

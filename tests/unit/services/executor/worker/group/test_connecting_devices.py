@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.engine.asynchronous_transport import AsynchronousTransport
+from benchmarks.engine.transports import AsynchronousTransport
 from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport, StagedTransport
 from elasticflow.services.executor.worker.group.groups import Group
