@@ -1,0 +1,1 @@
+"""What only a GPU can show, within the time for which a machine is lent: see README.md."""

@@ -22,7 +22,7 @@ _POLL_S = 0.1
 _QUERY = "name,driver_version,memory.total,pstate,clocks.sm,clocks.max.sm,compute_mode,mig.mode.current"
 
 
-def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+def measure_host(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     """maps_driver: whether the fork server has CUDA's driver in its memory, beside a warm worker that has used it."""
     note(python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda)
     if shutil.which("nvidia-smi"):
@@ -62,7 +62,7 @@ def _maps(pid: int) -> bool:
     return _DRIVER in Path(f"/proc/{pid}/maps").read_text()
 
 
-def rows(measured: Measured) -> Iterable[Row]:
+def rows_of_host(measured: Measured) -> Iterable[Row]:
     if "nvidia_smi" in measured:
         yield Row("GPU", measured["nvidia_smi"])
     if "maps_driver" in measured:

@@ -25,7 +25,7 @@ _RESULT = re.compile(r"^(tests/.*) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b")
 _REASON = re.compile(r"^(?:FAILED|ERROR) (tests/\S.*?)(?: - (.*))?$")
 
 
-def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+def measure_tests(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     """Notes passed and skipped: numbers. failed: what is known of each."""
     command = [
         *(sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-rfE", "--color", "no"),
@@ -48,7 +48,7 @@ def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     note(passed=passed, skipped=skipped, failed=failed, exit_code=process.wait())
 
 
-def rows(measured: Measured) -> Iterable[Row]:
+def rows_of_tests(measured: Measured) -> Iterable[Row]:
     failed = measured["failed"]
     told = f"{len(failed)} failed, " if failed else ""
     beside = f"{measured['skipped']} skipped" if "exit_code" in measured else "not finished"

@@ -37,7 +37,7 @@ class PartName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """module: of benchmarks.gpu, with functions `measure` and `rows`. needs_s: estimate for a GPU.
+    """module: of benchmarks.gpu, with `measure_NAME` and `rows_of_NAME`. needs_s: estimate for a GPU.
 
     is_beside: it runs beside the next parts. is_more: measured if time is left, and in a quick run only by name.
     """
@@ -51,35 +51,37 @@ class Part:
 PARTS: Mapping[PartName, Part] = {
     PartName.HOST: Part("host", 20),
     PartName.NCCL: Part("nccl", 70),
-    PartName.NCCL_WATCH: Part("nccl_watch", 110, is_beside=True),
-    PartName.HASHES: Part("hashes", 100),
+    PartName.NCCL_WATCH: Part("nccl", 110, is_beside=True),
+    PartName.HASHES: Part("weights", 100),
     PartName.POOL: Part("pool", 75),
-    PartName.STEPS: Part("steps", 60),
+    PartName.STEPS: Part("costs", 60),
     PartName.TESTS: Part("marked_tests", 80),
-    PartName.MEMORY: Part("memory", 30),
-    PartName.COPIES: Part("copies", 60),
-    PartName.KILLS: Part("kills", 90, is_more=True),
-    PartName.COMPILED_JOIN: Part("compiled_join", 60, is_more=True),
-    PartName.SCHEDULES: Part("random_schedules", 120, is_more=True),
+    PartName.MEMORY: Part("weights", 30),
+    PartName.COPIES: Part("costs", 60),
+    PartName.KILLS: Part("weights", 90, is_more=True),
+    PartName.COMPILED_JOIN: Part("weights", 60, is_more=True),
+    PartName.SCHEDULES: Part("weights", 120, is_more=True),
 }
 
 
 class Notes:
     """What a part has measured so far, in a file that is whole at any time: a part may be stopped."""
 
-    def __init__(self, module: str, out: Path) -> None:
-        self._module, self._out = importlib.import_module(f"benchmarks.gpu.{module}"), out
+    def __init__(self, name: PartName, out: Path) -> None:
+        module = importlib.import_module(f"benchmarks.gpu.{PARTS[name].module}")
+        self._measure, self._rows = getattr(module, f"measure_{name}"), getattr(module, f"rows_of_{name}")
+        self._out = out
         self._measured: Measured = {}
         self._writing = threading.Lock()
 
     def measure(self, device: Device, *, quick: bool) -> None:
-        self._module.measure(device, quick=quick, note=self.note)
+        self._measure(device, quick=quick, note=self.note)
 
     def note(self, **numbers: object) -> None:
         """Add numbers; each call writes the file. Callable from any thread."""
         with self._writing:
             self._measured |= numbers
-            written = {"measured": self._measured, "rows": list(self._module.rows(self._measured))}
+            written = {"measured": self._measured, "rows": list(self._rows(self._measured))}
             beside = self._out.with_suffix(".new")
             beside.write_text(json.dumps(written))
             os.replace(beside, self._out)
@@ -90,4 +92,4 @@ if __name__ == "__main__":
 
     configure_logs(level="error")
     name, device, quick, out = sys.argv[1:]
-    Notes(PARTS[PartName(name)].module, Path(out)).measure(Device(device), quick=quick == "1")
+    Notes(PartName(name), Path(out)).measure(Device(device), quick=quick == "1")

@@ -33,7 +33,7 @@ _DEADLINE_S = 600.0  # far away: the load of this machine does not decide
 _MODEL = "paced"
 
 
-def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+def measure_pool(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     """A quick run gives the pool the jobs' scaling curve, instead of a profiling run."""
     settings = {"stop_free": True, "resize_cost_s": 1.0}
     if quick:
@@ -112,7 +112,7 @@ def _broken(job: Job) -> str:
     return f"{late_s:.0f} s late" if late_s > 0 else ""
 
 
-def rows(measured: Measured) -> Iterable[Row]:
+def rows_of_pool(measured: Measured) -> Iterable[Row]:
     if "shares" not in measured:
         return
     of_long = [long for long, _ in measured["shares"] if long]

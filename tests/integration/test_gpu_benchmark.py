@@ -33,9 +33,7 @@ def assert_measured(out: Path, ended: subprocess.CompletedProcess[str], *names: 
     return written
 
 
-@pytest.mark.nightly(
-    "a part of a lease runs below; unit/benchmarks/test_gpu_lease.py and test_gpu_rows.py have the rest"
-)
+@pytest.mark.nightly("a part of a lease runs below; unit/benchmarks/test_gpu.py has the rest")
 @pytest.mark.timeout(2400)  # on a machine whose CPUs others use as well
 def test_each_part_of_a_lease_can_be_measured_on_cpus(tmp_path: Path) -> None:
     """So that the one run on a GPU that is lent meets no error of the script."""

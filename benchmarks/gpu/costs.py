@@ -1,11 +1,15 @@
-"""Copies between a GPU and its host, and what the engine adds to them: checkpoints, memory, warm starts."""
+"""What the engine costs on a GPU: a step of each mode, checkpoints, memory, warm starts; copies are beside them.
+
+Each mode of a step of GPT-2 and ResNet-50 has a process of its own, since a bitwise mode chooses deterministic kernels
+for its whole process.
+"""
 
 import asyncio
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,11 +19,68 @@ from benchmarks.engine.models import PerceptronOfEight
 from benchmarks.engine.parts import Device
 from benchmarks.engine.stage import Stage, stage
 from benchmarks.engine.stalls import measure_checkpoint_stall
+from benchmarks.engine.steady import PLAIN_MODE, SteadyCase, steps_of_ranks
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import Started
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
+
+# --- a step --------------------------------------------------------------------------------------------
+
+
+_MODES = (PLAIN_MODE, "fast", "bitwise_1", "bitwise_2", "bitwise_4", "bitwise_8")
+_QUICK_MODES = (PLAIN_MODE, "fast", "bitwise_2")
+_SIZES = {"gpt2": 124, "resnet50": 25}  # millions of parameters
+_STEP_ROUNDS, _QUICK_STEP_ROUNDS = 12, 2
+# Floating-point operations per second in bfloat16 without sparsity, by part of a product's name.
+_PEAK_FLOPS: Mapping[str, float] = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+
+
+def measure_steps(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+    """Notes by model and mode the median and the least seconds of a step, and the model's operations."""
+    for model, size in ({"gpt2": 1} if quick else _SIZES).items():
+        measured: Measured = {}
+        for mode in _QUICK_MODES if quick else _MODES:
+            case = SteadyCase(
+                model=model,
+                million_parameters=1 if quick else size,
+                num_workers=1,
+                rounds=_QUICK_STEP_ROUNDS if quick else _STEP_ROUNDS,
+                modes=(mode,),
+                device=device,
+            )
+            (taken,) = steps_of_ranks(case)
+            wall_s = taken[mode]["wall_s"]
+            measured[mode] = {"step_s": statistics.median(wall_s), "least_s": min(wall_s)}
+            if mode == PLAIN_MODE:
+                measured["flops"] = taken[mode]["flops"]
+                measured["peak_flops"] = _peak_flops(device)
+            note(**{model: measured})
+
+
+def _peak_flops(device: Device) -> float | None:
+    """The peak of the device; None if it is unknown."""
+    if device == Device.CPU:
+        return None
+    name = torch.cuda.get_device_properties(0).name
+    return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
+
+
+def rows_of_steps(measured: Measured) -> Iterable[Row]:
+    for model, found in measured.items():
+        plain_s = found[PLAIN_MODE]["step_s"]
+        for mode in (mode for mode in _MODES if mode in found):
+            step_s = found[mode]["step_s"]
+            ratio = "" if mode == PLAIN_MODE else f"{step_s / plain_s:.3f} times plain DDP"
+            flops_per_s, peak = found["flops"] / step_s, found["peak_flops"]
+            used = f"{flops_per_s / peak:.1%} of the peak" if peak else f"{flops_per_s / 1e12:.3f} TFLOP/s"
+            beside = ", ".join(filter(None, (ratio, used)))
+            yield Row(f"step of {model}, {mode}", f"{step_s * 1e3:.1f} ms", beside=beside)
+
+
+# --- copies, and what the engine adds to them ----------------------------------------------------------
+
 
 _ROUNDS = 5  # of copies
 _STARTS = 2
@@ -30,7 +91,7 @@ _TIMEOUT_S = 60.0
 _NEVER_S = 1e6
 
 
-def measure(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
+def measure_copies(device: Device, *, quick: bool, note: Callable[..., None]) -> None:
     asyncio.run(_measure_workers(device, quick, note))
     note(warm=asyncio.run(_warm(device, 1 if quick else _STARTS)))
     note(bandwidth=_bandwidth(device, num_bytes=1 << (20 if quick else 30)))
@@ -159,7 +220,7 @@ def _perceptron(million_parameters: int) -> JobSpec:
     return job.term_condition(max_iterations=10**9).set_job_class("best_effort").spec()
 
 
-def rows(measured: Measured) -> Iterable[Row]:
+def rows_of_copies(measured: Measured) -> Iterable[Row]:
     if checkpoint := measured.get("checkpoint"):
         yield Row(
             f"stall of a checkpoint of {8 * checkpoint['million_parameters']} MB",

@@ -1,14 +1,18 @@
-"""A lent machine's time: what does not fit is skipped, what hangs ends with all it started. Its wheels are whole."""
+"""A lent machine's time: what does not fit is skipped, what hangs ends with all it started. Its wheels are whole.
+
+The table also tells what failed: the one run there is may have no second.
+"""
 
 import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.gpu import wheels
+from benchmarks.gpu import marked_tests, nccl, wheels
 from benchmarks.gpu.lease import Lease, marked
 from benchmarks.gpu.marked_tests import FILES
 from benchmarks.gpu.parts import PARTS
@@ -104,3 +108,33 @@ def test_the_packages_are_pinned() -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
     assert set(wheels.PACKAGES) <= pinned
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+
+FAILED = {"exit_code": -6, "exit_codes": [-6, 0, None], "errors": ["rank 2: DistBackendError: Duplicate GPU"]}
+
+
+@pytest.mark.parametrize("name", ["beside", "killed", "absent"])
+def test_ranks_that_failed_are_named_with_their_errors(name: str) -> None:
+    (row,) = nccl.rows_of_nccl({name: FAILED})
+    assert row.goal not in ("", row.measured)
+    told = " ".join(row)
+    assert "-6" in told
+    assert "rank 2: DistBackendError: Duplicate GPU" in told
+
+
+def test_survivors_that_ended_later_are_wrong() -> None:
+    survivor: dict[str, Any] = {"connected_s": 1.0, "failed_s": 0.5, "is_right": True, "watched_s": 75.0}
+    codes = {"exit_codes": [0, -9, 7], "errors": []}
+    watched, of_torch = nccl.rows_of_nccl_watch({"survivors": survivor | codes, "torch": {"exit_code": -6}})
+    assert (watched.measured, watched.goal) == ("WRONG, (0, 7)", "right")
+    assert of_torch.measured == "ends with -6"
+
+
+def test_tests_that_were_stopped_are_not_told_as_passed() -> None:
+    measured = {"passed": 3, "skipped": 1, "failed": {"tests/training/test_gpus.py::test_a": "AssertionError: 1"}}
+    total, failed = marked_tests.rows_of_tests(measured)
+    assert (total.measured, total.beside) == ("1 failed, 3 passed", "not finished")
+    assert failed == ("  training/test_gpus.py::test_a", "failed: AssertionError: 1", "", "")
