@@ -1,27 +1,36 @@
 """`python -m benchmarks.heterogeneous`: jobs on GPUs of several types, beside goals and other solvers."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.heterogeneous import (
-    completion_times,
-    deadlines,
-    decision_time,
-    mixed_slots,
-    one_type,
-    published_traces,
-    resizes,
-    solver,
-)
-from benchmarks.heterogeneous.parts import Options, Part
-from benchmarks.report import report, where_and_when
+from benchmarks.heterogeneous import completion_times, deadlines, decision_time, mixed_slots, solver
+from benchmarks.report import RowsOf, report, where_and_when
 from elasticflow.shared.errors import BadSettings
-from elasticflow.simulator.workload.workload import typed_pool
+from elasticflow.simulator.workload.workload import TypedPool, typed_pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """scale: of the work, 1 for numbers to quote. pool, first_seed: of the parts that simulate one."""
+
+    scale: float
+    pool: TypedPool
+    first_seed: int
+
+    def scaled(self, number: int) -> int:
+        return max(int(number * self.scale), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    measure: Callable[[Options], Any]  # what the JSON object has under the name of the part
+    rows: RowsOf
 
 
 class PartName(StrEnum):
@@ -54,12 +63,14 @@ PARTS: Mapping[str, Part] = {
     ),
     PartName.DEADLINES: Part(
         lambda options: deadlines.measure_deadlines(share_of_cases=options.scale, num_jobs=options.scaled(100)),
-        deadlines.rows,
+        deadlines.deadline_rows,
     ),
     PartName.PUBLISHED_TRACES: Part(
-        lambda options: published_traces.measure_published_traces(max_jobs=options.scaled(300)), published_traces.rows
+        lambda options: deadlines.measure_published_traces(max_jobs=options.scaled(300)), deadlines.trace_rows
     ),
-    PartName.ONE_TYPE: Part(lambda options: one_type.measure_one_type(num_nodes=options.scaled(4)), one_type.rows),
+    PartName.ONE_TYPE: Part(
+        lambda options: deadlines.measure_one_type(num_nodes=options.scaled(4)), deadlines.one_type_rows
+    ),
     PartName.DECISION_TIME: Part(
         lambda options: decision_time.measure_decision_time(
             num_gpus=4 * options.scaled(512), num_live=options.scaled(1000), count=options.scaled(200)
@@ -67,8 +78,8 @@ PARTS: Mapping[str, Part] = {
         decision_time.rows,
     ),
     PartName.RESIZES: Part(
-        lambda options: resizes.measure_resizes(num_schedules=options.scaled(10)),
-        resizes.rows,
+        lambda options: mixed_slots.measure_resizes(num_schedules=options.scaled(10)),
+        mixed_slots.resize_rows,
     ),
 }
 

@@ -1,26 +1,35 @@
-"""Deadlines met on pools of two GPU types: beside the bound by type, and beside the better type alone.
+"""Deadlines met on pools of several GPU types: beside the bound by type, beside one type alone, on published traces.
 
 "Alone" gives all jobs to the GPUs of one type. A workload is feasible if the bound meets all its jobs with a deadline.
 The bound may divide one job over both types at the sum of their throughputs. The schedule with hindsight may not.
+
+A published trace runs on a quarter and on a sixteenth of the cluster that it was published with, of each of two types,
+of which the second is half as fast; the bundled ones do without them. And a pool whose nodes all name one GPU type must
+decide as the same pool without types: every decision, to the last digit.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.heterogeneous.typed_workloads import on_types
 from benchmarks.report import Measured, Row
+from benchmarks.scheduling.workloads import Case, tables, trace_cases
+from elasticflow.shared.messages.events import PlanEvent
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
+from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import OURS
 from elasticflow.simulator.bound import feasible_alone, hindsight_schedule
+from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import (
     ClusterShape,
+    TraceJob,
     TypedPool,
     Workload,
     bundled_throughputs,
@@ -28,6 +37,26 @@ from elasticflow.simulator.workload.workload import (
     bundled_traces,
     throughputs_by_type,
 )
+
+# --- workloads whose speeds on the types have one ratio ------------------------------------------------
+
+
+def on_types(workload: Workload, speed_by_type: Mapping[str, float]) -> Workload:
+    """The same jobs with a curve on each type: their own times the speed of the type, which is 1 for the first."""
+    return replace(workload, jobs=tuple(_on_types(job, speed_by_type) for job in workload.jobs))
+
+
+def _on_types(job: TraceJob, speed_by_type: Mapping[str, float]) -> TraceJob:
+    curve = job.measured or job.curve
+    return replace(job, measured_by_type={name: _faster(curve, speed) for name, speed in speed_by_type.items()})
+
+
+def _faster(curve: ScalingCurve, speed: float) -> ScalingCurve:
+    return ScalingCurve(curve.num_gpus_L, tuple(rate * speed for rate in curve.iterations_per_s_L))
+
+
+# --- deadlines met on pools of two types ---------------------------------------------------------------
+
 
 GPUS_PER_NODE = 4
 FAST, SLOW = "V100", "P100"
@@ -44,7 +73,7 @@ GENERATED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TypedCase:
     workload: Workload
     pool: TypedPool
 
@@ -56,18 +85,18 @@ def measure_deadlines(*, share_of_cases: float, num_jobs: int) -> Measured:
     return {"cases": [result for case in chosen for result in _measured(case)]}
 
 
-def _cases(num_jobs: int) -> Iterator[Case]:
+def _cases(num_jobs: int) -> Iterator[TypedCase]:
     """Bundled traces on a second type that is half as fast, and jobs of Gavel's models with its throughputs."""
     tables = read_throughputs(bundled_throughputs())
     for name in bundled_traces():
         workload = on_types(read_trace(bundled_trace(name), tables), HALF_AS_FAST)
         for size in BUNDLED_SIZES:
-            yield Case(workload, TypedPool((FAST, SLOW), (size, size)))
+            yield TypedCase(workload, TypedPool((FAST, SLOW), (size, size)))
     for pool in GENERATED_POOLS:
         typed = read_throughputs(throughputs_by_type(), pool.gpu_types)
         for name, recipe in GENERATED.items():
             for seed in SEEDS:
-                yield Case(_generated(name, replace(recipe, num_jobs=num_jobs), typed, pool, seed), pool)
+                yield TypedCase(_generated(name, replace(recipe, num_jobs=num_jobs), typed, pool, seed), pool)
 
 
 def _generated(name: str, recipe: Recipe, typed: Throughputs, pool: TypedPool, seed: int) -> Workload:
@@ -75,7 +104,7 @@ def _generated(name: str, recipe: Recipe, typed: Throughputs, pool: TypedPool, s
     return generate(replace(recipe, cluster_gpus=pool.total_gpus), typed, seed, f"gavel {name}, seed {seed}")
 
 
-def _measured(case: Case) -> list[Measured]:
+def _measured(case: TypedCase) -> list[Measured]:
     """One result for each policy."""
     cluster = ClusterShape.of_pool(case.pool, GPUS_PER_NODE)
     runs = [SimulatedRun(workload=case.workload, cluster=cluster, policy=policy) for policy in OURS]
@@ -85,7 +114,7 @@ def _measured(case: Case) -> list[Measured]:
     ]
 
 
-def _rulers(case: Case, run: SimulatedRun) -> Measured:
+def _rulers(case: TypedCase, run: SimulatedRun) -> Measured:
     """What no policy exceeds, and what is reached with hindsight if each job has one type, as in our promises."""
     bound, num_gpus_by_type, cost = run.bound(), case.pool.num_gpus_by_type, run.resize_cost
     found = hindsight_schedule(case.workload, num_gpus_by_type, cost, moves=HINDSIGHT_MOVES, bound=bound)
@@ -135,7 +164,7 @@ def simulated(run: SimulatedRun) -> Measured:
     }
 
 
-def rows(measured: Measured) -> Iterable[Row]:
+def deadline_rows(measured: Measured) -> Iterable[Row]:
     yield from summary_rows(measured["cases"])
     known = _best_known(measured["cases"])
     for policy in OURS:
@@ -191,3 +220,99 @@ def _spread(parts: list[float]) -> str:
     if not parts:
         return "none"
     return f"{100 * np.mean(parts):.1f} % ({100 * min(parts):.1f} to {100 * max(parts):.1f})"
+
+
+# --- the published traces ------------------------------------------------------------------------------
+
+
+PARTS = (4, 16)  # of the published cluster, on each type
+
+
+def measure_published_traces(*, max_jobs: int) -> Measured:
+    """Each policy on the first max_jobs jobs of each trace."""
+    cases = trace_cases(None, tables(None))
+    measured = (_measured_trace(case.first(max_jobs), part) for case in cases for part in PARTS)
+    return {"cases": [result for of_case in measured for result in of_case]}
+
+
+def _measured_trace(case: Case, part: int) -> list[Measured]:
+    size = max(case.published_gpus // part, GPUS_PER_NODE)
+    pool = TypedPool((FAST, SLOW), (size, size))
+    workload = on_types(case.workload, HALF_AS_FAST)
+    cluster = ClusterShape.of_pool(pool, GPUS_PER_NODE)
+    runs = [SimulatedRun(workload=workload, cluster=cluster, policy=policy) for policy in OURS]
+    bound = runs[0].bound()
+    return [
+        {
+            "policy": run.policy,
+            "trace": case.name,
+            "pool": f"{pool}",
+            "jobs": len(workload.jobs),
+            "bound": bound.jobs_met,
+            "bound_exact": bound.exact,
+            **simulated(run),
+            "alone": each_type_alone(run, pool),
+        }
+        for run in runs
+    ]
+
+
+def trace_rows(measured: Measured) -> Iterable[Row]:
+    for case in measured["cases"]:
+        alone = ", ".join(f"{name} {each['met']}" for name, each in case["alone"].items())
+        yield Row(
+            f"{case['trace']}, first {case['jobs']} jobs, {case['pool']}, {case['policy']}: deadlines met",
+            f"{case['met']} of {case['slo']}",
+            "the better of each type alone",
+            f"alone {alone}; bound {case['bound']:.0f}; {case['late']} late, "
+            f"{case['certificate_failures']} of {case['certificates_checked']} certificates wrong",
+        )
+    yield from summary_rows(measured["cases"])
+
+
+# --- below the better type alone -----------------------------------------------------------------------
+
+
+NAME = "H100-80GB-HBM3"
+FAILURES = (None, Failures(seed=3, mean_up_s=20_000.0, mean_down_s=2_000.0))
+
+
+@dataclass
+class Decisions:
+    """Observes a simulation."""
+
+    seen: list[str] = field(default_factory=list[str])
+
+    def decided(self, before: PoolState, events: tuple[PlanEvent, ...], now_s: float) -> None:
+        """Record the events of a decision with all digits."""
+        self.seen += [f"{now_s!r} {event!r}" for event in events]
+
+
+def measure_one_type(*, num_nodes: int) -> Measured:
+    """Each bundled trace, each policy, without and with failures."""
+    tables = read_throughputs(bundled_throughputs())
+    cluster = ClusterShape(num_nodes=num_nodes, gpus_per_node=4)
+    runs = [
+        SimulatedRun(workload=read_trace(bundled_trace(trace), tables), cluster=cluster, policy=policy, failures=each)
+        for trace in bundled_traces()
+        for policy in OURS
+        for each in FAILURES
+    ]
+    named = ClusterShape.of_pool(TypedPool((NAME,), (cluster.num_gpus,)), cluster.gpus_per_node)
+    pairs = [(_decisions(run), _decisions(replace(run, cluster=named))) for run in runs]
+    return {
+        "runs": len(pairs),
+        "decisions": sum(len(without) for without, _ in pairs),
+        "differing_runs": sum(without != with_name for without, with_name in pairs),
+    }
+
+
+def _decisions(run: SimulatedRun) -> list[str]:
+    decisions = Decisions()
+    run.simulation(decisions).run()
+    return decisions.seen
+
+
+def one_type_rows(measured: Measured) -> Iterable[Row]:
+    beside = f"{measured['decisions']:,} decisions in {measured['runs']} runs"
+    yield Row("runs that differ if all nodes name one type", f"{measured['differing_runs']}", "0", beside)

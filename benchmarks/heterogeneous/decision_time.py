@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from benchmarks.heterogeneous.typed_workloads import on_types
+from benchmarks.heterogeneous.deadlines import on_types
 from benchmarks.report import Measured, Row
 from benchmarks.scheduling.decisions import LOOSE, TIGHT, recipe_of
 from benchmarks.scheduling.loaded_pool import SEED, all_reported, arriving_jobs, decided, loaded, plain_pass, submitted

@@ -1,9 +1,12 @@
 """Steps of real jobs on CPU slots of two shares: predicted as the allocator does, and measured; even and uneven splits.
 
-The sums of throughputs are in sum_of_throughputs.py.
-
 All slots together have less than the machine's cores, so their times follow their CPU time, and other load hardly
 changes them (docs/adr/0004). Predictions rest on profiling runs on each type alone, as in a pool.
+
+Work that each worker does once a step is not divided: the update of the weights, and the communication. It takes
+longest on a slow slot. So all slots together are below the sum of both types alone; less so if a step has more samples.
+
+Random resizes and kills on fast and slow slots show the state at each step beside that of one worker.
 """
 
 import asyncio
@@ -15,15 +18,179 @@ from typing import NamedTuple
 
 from benchmarks.engine.elastic import Engine, running_engine
 from benchmarks.engine.models import Trained
-from benchmarks.heterogeneous.mixed_models import MODELS
-from benchmarks.heterogeneous.slot_steps import profile_on, step_s, submitted
-from benchmarks.heterogeneous.sum_of_throughputs import SUM_ITERATIONS, SUMS, Sum, measured_sum, sum_rows
+from benchmarks.engine.schedules import prove
+from benchmarks.heterogeneous.mixed_models import (
+    MODELS,
+    LargeBatchConvolutions,
+    LargeBatchGpt,
+    LargestBatchGpt,
+    MixedConvolutions,
+    MixedGpt,
+    MixedPerceptron,
+)
 from benchmarks.papers.published_values import published_value
 from benchmarks.report import Measured, Row
+from elasticflow.services.executor.processes.launcher import Exited
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+from elasticflow.shared.messages.events import NodeJoined, ProfileCompleted, ThroughputMeasured
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.local_hardware import cpu_slot_type
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import Counts, MixedSteps, mixed_steps
+from elasticflow.shared.state.fold.ledger_fold import evolve
+from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.measured_curve import MeasuredMix
+from elasticflow.shared.state.pool import PoolState
+
+# --- steps on slots, and the profile there -------------------------------------------------------------
+
+
+_WORKERS_OF_A_CURVE = (1, 2, 4)
+_SLOTS = 16  # of each type, in the pool of the profile
+
+
+async def profiled(
+    engine: Engine, assignment: Assignment, shares: Sequence[float], counts: tuple[int, ...] = ()
+) -> Profiled:
+    """A profiling run on slots of these shares of a core. counts: virtual nodes by rank; empty: as even as possible."""
+    plan = replace(assignment.plan, world_size=len(shares), virtual_nodes_by_rank=counts)
+    engine_run = replace(assignment, plan=plan)
+    workers = [
+        await engine.launcher.launch(replace(engine_run, rank=rank, gpu_index=rank, cpu_share=share))
+        for rank, share in enumerate(shares)
+    ]
+    measured = await engine.receive(Profiled, workers[0], rendezvous=workers)
+    for worker in workers:
+        await engine.receive(Exited, worker)
+    return measured
+
+
+async def step_s(
+    engine: Engine, model: type[Trained], shares: Sequence[float], counts: tuple[int, ...], *, iterations: int
+) -> float:
+    """The median of so many steps of a new job. counts: as in `profiled`."""
+    run = replace(profiling_run(engine, model, iterations=iterations), measures_step_times=False)
+    return 1 / (await profiled(engine, run, shares, counts)).iterations_per_s
+
+
+def profiling_run(engine: Engine, model: type[Trained], *, iterations: int) -> Assignment:
+    """The profiling run of a new job; each measurement takes `iterations` steps."""
+    return replace(
+        engine.assignment(model, million_parameters=1),
+        purpose="profile",
+        profile_min_s=1e6,
+        profile_max_iterations=iterations,
+        measures_step_times=True,
+    )
+
+
+async def profile_on(engine: Engine, model: type[Trained], shares: Sequence[float], *, iterations: int) -> PoolState:
+    """A pool with slots of each share, on which profiling runs have measured the model. The first share is the first
+    type."""
+    state, spec = PoolState(), submitted(engine, model)
+    for share in shares:
+        name = cpu_slot_type(share)
+        joined = NodeJoined(
+            node_id=name.replace(".", "-"), incarnation="a", num_gpus=_SLOTS, device="cpu", gpu_type=name, at_s=0.0
+        )
+        state = _folded(state, joined)
+    for share in shares:
+        key, rates = spec_on(state, spec, cpu_slot_type(share)).measured_key, dict[int, float]()
+        for num_workers in _WORKERS_OF_A_CURVE:
+            run = profiling_run(engine, model, iterations=iterations)
+            measured = await profiled(engine, run, (share,) * num_workers)
+            rates[num_workers] = measured.iterations_per_s
+            state = _folded(state, _throughput(run, key, num_workers, measured))
+        state = _folded(state, ProfileCompleted(profile_key=key, iterations_per_s=rates, at_s=1.0))
+    return state
+
+
+def submitted(engine: Engine, model: type[Trained]) -> JobSpec:
+    """The spec whose profile `profile_on` measures."""
+    return engine.assignment(model, million_parameters=1).spec
+
+
+def _throughput(run: Assignment, key: str, num_workers: int, measured: Profiled) -> ThroughputMeasured:
+    return ThroughputMeasured(
+        profile_key=key,
+        num_gpus=num_workers,
+        iterations_per_s=measured.iterations_per_s,
+        dataset_size=measured.dataset_size,
+        single_gpu=measured.single_gpu,
+        one_virtual_node_s=measured.one_virtual_node_s,
+        job_id=run.job_id,
+        generation=1,
+        source="profile",
+        at_s=float(num_workers),
+    )
+
+
+def _folded(state: PoolState, event: NodeJoined | ThroughputMeasured | ProfileCompleted) -> PoolState:
+    return evolve(state, event, state.sequence + 1)
+
+
+# --- against the sum of both throughputs ---------------------------------------------------------------
+
+
+_FAST, _SLOW = 0.4, 0.1  # cores
+SUM_ITERATIONS = 3
+
+
+class Sum(NamedTuple):
+    """num_fast, num_slow: slots with as much of the machine in each type."""
+
+    model: type[Trained]
+    num_fast: int
+    num_slow: int
+
+
+SUMS = (
+    *(Sum(model, 1, 4) for model in (MixedConvolutions, LargeBatchConvolutions, MixedPerceptron)),
+    *(Sum(model, 1, 4) for model in (MixedGpt, LargeBatchGpt, LargestBatchGpt)),
+    Sum(LargeBatchGpt, 2, 8),
+)
+
+
+async def measured_sum(engine: Engine, each: Sum, steps: MixedSteps) -> Measured:
+    """Steps per second of all slots together, and of each type alone. steps: by the profile of the model."""
+    model, num_fast, num_slow = each
+    fast, slow = (_FAST,) * num_fast, (_SLOW,) * num_slow
+    part = steps.num_virtual_nodes // (4 * num_fast + num_slow)
+    counts = {"": (4 * part,) * num_fast, cpu_slot_type(_SLOW): (part,) * num_slow}
+    mixed_s = await step_s(engine, model, fast + slow, sum(counts.values(), ()), iterations=SUM_ITERATIONS)
+    fast_s = await step_s(engine, model, fast, (), iterations=SUM_ITERATIONS)
+    slow_s = await step_s(engine, model, slow, (), iterations=SUM_ITERATIONS)
+    both_per_s = 1 / fast_s + 1 / slow_s
+    return {
+        "model": model.__name__,
+        "samples": model.BATCH_SIZE,
+        "num_fast": num_fast,
+        "num_slow": num_slow,
+        "mixed_per_s": 1 / mixed_s,
+        "fast_per_s": 1 / fast_s,
+        "slow_per_s": 1 / slow_s,
+        "share_of_sum": 1 / mixed_s / both_per_s,
+        "share_by_prediction": 1 / steps.predicted_step_s(counts) / both_per_s,
+    }
+
+
+def sum_rows(sums: Sequence[Measured]) -> Iterator[Row]:
+    published = ", ".join(f"{published_value(f'VF-F13/h3-over-{kind}'):+.1%}" for kind in ("v100", "p100"))
+    for total in sums:
+        yield Row(
+            f"{total['model']}, {total['samples']} samples, {total['num_fast']} + {total['num_slow']} slots at 4:1: "
+            "throughput against the sum of both types alone",
+            f"{total['share_of_sum']:.3f}",
+            ">= 0.90 where communication allows",
+            f"by prediction {total['share_by_prediction']:.3f}; fast alone "
+            f"{total['mixed_per_s'] / total['fast_per_s'] - 1:+.1%}, slow alone "
+            f"{total['mixed_per_s'] / total['slow_per_s'] - 1:+.1%}; VirtualFlow {published}",
+        )
+
+
+# --- predicted and measured ----------------------------------------------------------------------------
+
 
 FAST = 0.4  # cores
 SLOW_BY_RATIO: Mapping[int, float] = {4: 0.1, 2: 0.2}
@@ -158,3 +325,29 @@ def rows(measured: Measured) -> Iterator[Row]:
         "3 %",
     )
     yield from sum_rows(measured["sums"])
+
+
+# --- random resizes and kills --------------------------------------------------------------------------
+
+
+_VIRTUAL_NODES = 16
+_SLOT_SHARES = {"4:1": (0.8, 0.2), "2:1": (0.8, 0.4)}  # shares of a core, in turn by rank
+
+
+def measure_resizes(*, num_schedules: int) -> Measured:
+    """Measure each ratio of speeds. A schedule has ten events, most of them resizes or kills; each worker has another
+    random number of virtual nodes in each generation."""
+    return {
+        ratio: asyncio.run(prove(_VIRTUAL_NODES, range(num_schedules), is_uneven=True, cpu_shares=shares))
+        for ratio, shares in _SLOT_SHARES.items()
+    }
+
+
+def resize_rows(measured: Measured) -> Iterable[Row]:
+    for ratio, row in measured.items():
+        beside = (
+            f"{row['schedules']} schedules, {row['generations']} generations, {row['killed']} workers killed, "
+            f"{row['states_compared']:,} states compared"
+        )
+        yield Row(f"states at {ratio} that differ from one worker's", f"{len(row['differences'])}", "0", beside)
+        yield Row(f"schedules at {ratio} that did not finish", f"{len(row['unfinished'])}", "0")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.heterogeneous.typed_workloads import on_types
+from benchmarks.heterogeneous.deadlines import on_types
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.result import Result
 from elasticflow.simulator.trace.simulated_run import SimulatedRun

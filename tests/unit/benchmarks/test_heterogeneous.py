@@ -7,14 +7,16 @@ import pytest
 
 from benchmarks.heterogeneous.completion_times import MIX_EFFICIENCIES, OWN, measure_completion_times
 from benchmarks.heterogeneous.completion_times import rows as completion_rows
-from benchmarks.heterogeneous.deadlines import measure_deadlines
-from benchmarks.heterogeneous.deadlines import rows as deadline_rows
+from benchmarks.heterogeneous.deadlines import (
+    deadline_rows,
+    measure_deadlines,
+    measure_one_type,
+    measure_published_traces,
+    one_type_rows,
+    trace_rows,
+)
 from benchmarks.heterogeneous.decision_time import LOADS, SPEEDS, measure_decision_time
 from benchmarks.heterogeneous.decision_time import rows as decision_rows
-from benchmarks.heterogeneous.one_type import measure_one_type
-from benchmarks.heterogeneous.one_type import rows as one_type_rows
-from benchmarks.heterogeneous.published_traces import measure_published_traces
-from benchmarks.heterogeneous.published_traces import rows as trace_rows
 from benchmarks.heterogeneous.solver import measure_solver, rows
 from benchmarks.regressions.pages import RESULTS
 from elasticflow.simulator.workload.workload import typed_pool
