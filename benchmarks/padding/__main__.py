@@ -2,26 +2,35 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.padding import (
-    beside_jobs,
-    fairness,
-    idle,
-    kills,
-    placements,
-    preempted,
-    runners,
-    useful_shares,
-    whole_loads,
-)
-from benchmarks.padding.parts import Options, Part
-from benchmarks.report import report, where_and_when
+from benchmarks.padding import beside_jobs, kills, preempted, runners, whole_loads
+from benchmarks.report import RowsOf, report, where_and_when
 from elasticflow.shared.runtime.process.logs import configure_logs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """scale: of the work, 1 for numbers to quote. num_kills, num_tasks: of the part `kills`."""
+
+    scale: float
+    num_kills: int
+    num_tasks: int
+
+    def scaled(self, number: int) -> int:
+        return max(int(number * self.scale), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    measure: Callable[[Options], Awaitable[Any]]  # what the JSON object has under the name of the part
+    rows: RowsOf
+
 
 PARTS: Mapping[str, Part] = {
     "runners": Part(lambda options: runners.measure_runners(scale=options.scale), runners.rows),
@@ -29,28 +38,32 @@ PARTS: Mapping[str, Part] = {
         lambda options: whole_loads.measure_whole_loads(
             num_empty_tasks=options.scaled(20_000), num_tasks=options.scaled(400)
         ),
-        whole_loads.rows,
+        whole_loads.whole_load_rows,
     ),
     "beside_jobs": Part(
-        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(100), round_s=1.0), beside_jobs.rows
+        lambda options: beside_jobs.measure_beside_jobs(num_rounds=options.scaled(100), round_s=1.0),
+        beside_jobs.beside_jobs_rows,
     ),
     "preempted": Part(
         lambda options: preempted.measure_preempted(num_tasks=options.scaled(80)),
-        preempted.rows,
+        preempted.preempted_rows,
     ),
     "useful_shares": Part(
-        lambda options: useful_shares.measure_useful_shares(
+        lambda options: preempted.measure_useful_shares(
             num_windows=options.scaled(15),
             mean_gaps_s=(2.5, 5.0, 10.0, 2.5, 5.0, 10.0),
             long_gap_s=30.0,
             seed=0,
         ),
-        useful_shares.rows,
+        preempted.useful_share_rows,
     ),
-    "idle": Part(lambda options: idle.measure_idle(seconds=options.scaled(60)), idle.rows),
-    "placements": Part(lambda options: placements.measure_placements(num_rounds=options.scaled(20)), placements.rows),
+    "idle": Part(lambda options: whole_loads.measure_idle(seconds=options.scaled(60)), whole_loads.idle_rows),
+    "placements": Part(
+        lambda options: beside_jobs.measure_placements(num_rounds=options.scaled(20)), beside_jobs.placement_rows
+    ),
     "fairness": Part(
-        lambda options: fairness.measure_fairness(num_windows=options.scaled(5), window_s=10.0), fairness.rows
+        lambda options: whole_loads.measure_fairness(num_windows=options.scaled(5), window_s=10.0),
+        whole_loads.fairness_rows,
     ),
     "kills": Part(
         lambda options: kills.measure_kills(num_kills=options.num_kills, num_tasks=options.num_tasks, seed=0),

@@ -5,11 +5,8 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.padding.__main__ import PARTS, main
-from benchmarks.padding.beside_jobs import measure_beside_jobs
-from benchmarks.padding.fairness import measure_fairness
-from benchmarks.padding.idle import measure_idle
-from benchmarks.padding.placements import measure_placements
-from benchmarks.padding.preempted import measure_preempted
+from benchmarks.padding.beside_jobs import measure_beside_jobs, measure_placements
+from benchmarks.padding.preempted import measure_preempted, measure_useful_shares
 from benchmarks.padding.runners import (
     measure_gaps,
     measure_preemption,
@@ -17,9 +14,7 @@ from benchmarks.padding.runners import (
     measure_throughput,
     running_launcher,
 )
-from benchmarks.padding.streams import measure_streams
-from benchmarks.padding.useful_shares import measure_useful_shares
-from benchmarks.padding.whole_loads import measure_whole_loads
+from benchmarks.padding.whole_loads import measure_fairness, measure_idle, measure_streams, measure_whole_loads
 
 
 def test_an_unknown_part_is_wrong_usage_and_the_parts_are_named() -> None:

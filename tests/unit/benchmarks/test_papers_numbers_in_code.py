@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.padding.preempted import rows
+from benchmarks.padding.preempted import preempted_rows
 from benchmarks.papers.claims import Claim
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.published_values import published_value
@@ -105,7 +105,7 @@ def test_a_published_value_is_read_by_the_id_of_its_claim() -> None:
 
 def test_a_benchmark_prints_the_published_value_beside_its_own() -> None:
     measured = {"window_s": 4.3, "preempted_s": 20.0, "exclusive_s": 18.0, "least_s": 13.7, "ratio": 20.0 / 18.0}
-    (row,) = rows([measured])
+    (row,) = preempted_rows([measured])
     assert row.beside.endswith(f"paper {published_value('PT-F4/every-43-s'):.2f} x")
 
 
