@@ -10,12 +10,18 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.page.drawing import drawing_rows, measure_drawing
 from benchmarks.page.ledgers import large_history
-from benchmarks.page.logs import logs_rows, measure_logs
-from benchmarks.page.served_pool import served_pool
-from benchmarks.page.server import measure_server, server_rows
-from benchmarks.page.sliders import measure_quotes, measure_scrubbing, quote_rows, scrubbing_rows
+from benchmarks.page.screen import (
+    drawing_rows,
+    logs_rows,
+    measure_drawing,
+    measure_logs,
+    measure_quotes,
+    measure_scrubbing,
+    quote_rows,
+    scrubbing_rows,
+)
+from benchmarks.page.served_pool import measure_server, served_pool, server_rows
 from benchmarks.report import Measured, RowsOf, report, where_and_when
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.logs import configure_logs
