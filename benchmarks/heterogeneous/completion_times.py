@@ -29,7 +29,7 @@ from benchmarks.heterogeneous.rounds import (
     simulate_rounds,
 )
 from benchmarks.heterogeneous.share_programs import deadline_policy, las_shares
-from benchmarks.papers.published_values import published_value
+from benchmarks.papers.claims_file import published_value
 from benchmarks.report import Row
 from elasticflow.shared.messages.gpu_limits import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass

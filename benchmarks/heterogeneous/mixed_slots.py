@@ -28,7 +28,7 @@ from benchmarks.heterogeneous.mixed_models import (
     MixedGpt,
     MixedPerceptron,
 )
-from benchmarks.papers.published_values import published_value
+from benchmarks.papers.claims_file import published_value
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.processes.launcher import Exited
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes

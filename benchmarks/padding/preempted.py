@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.padding.loaded_pool import backlogged, loaded_pool, mapped
 from benchmarks.padding.task_functions import rest_and_report
-from benchmarks.papers.published_values import published_value
+from benchmarks.papers.claims_file import published_value
 from benchmarks.report import Measured, Row
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, useful_share
 from elasticflow.shared.state.fold import ledger_fold

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.papers.analogue_picture import analogue_picture
 from benchmarks.papers.analogues import LABEL, Analogue, Check, check_verdict, combined
-from benchmarks.papers.cells import html_table, markdown_table, number_text
-from benchmarks.papers.reasons import NONE_KNOWN
+from benchmarks.papers.pictures import analogue_picture, html_table, markdown_table, number_text
+from benchmarks.papers.rows import NONE_KNOWN
 from benchmarks.papers.verdicts import Measurement, Verdict
 
 COLUMNS = ("check", "number", "must be", "here", "beside it", "verdict")

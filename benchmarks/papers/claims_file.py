@@ -1,11 +1,14 @@
-"""Reads claims.toml; an error names the figure, the claim and the key."""
+"""Reads claims.toml; an error names the figure, the claim and the key. Other benchmarks print its values."""
 
 import tomllib
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import cast
 
 from benchmarks.papers.claims import (
     CLAIMS,
+    QUANTITIES,
     Average,
     Better,
     Claim,
@@ -18,7 +21,6 @@ from benchmarks.papers.claims import (
     Setup,
 )
 from benchmarks.papers.published_jobs import GeneratorSettings
-from benchmarks.papers.quantities import QUANTITIES
 from benchmarks.papers.toml_values import (
     Table,
     check_keys,
@@ -235,3 +237,17 @@ def _policies(names: object, where: str) -> tuple[str, ...]:
         if name not in POLICY_NAMES:
             raise BadSettings((f"{where}: policy {name!r} must be one of {', '.join(POLICY_NAMES)}",))
     return found
+
+
+# --- values for other benchmarks -----------------------------------------------------------------------
+
+
+def published_value(claim_id: str) -> float:
+    """claim_id: as "VF-F14/error". KeyError if there is no claim of that id with a value."""
+    return _values()[claim_id]
+
+
+@cache
+def _values() -> Mapping[str, float]:
+    claims = (claim for figure in read_claims().figures for claim in figure.claims)
+    return {claim.claim_id: claim.value for claim in claims if claim.value is not None}

@@ -11,20 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, analogue_section
-from benchmarks.papers.analogues import Analogue, chosen_analogues
-from benchmarks.papers.analogues_file import read_analogues
+from benchmarks.papers.analogues import RESULTS, Analogue, chosen_analogues, read_analogues, recorded_result
 from benchmarks.papers.claims import chosen
 from benchmarks.papers.claims_file import read_claims
-from benchmarks.papers.execution import Inputs, csv_files, execute_run
-from benchmarks.papers.further_traces import further_figures
-from benchmarks.papers.live.measures import MEASURES, measure_part
-from benchmarks.papers.live.store import LiveStore
-from benchmarks.papers.reasons import read_reasons
-from benchmarks.papers.recorded import RESULTS, recorded_result
+from benchmarks.papers.execution import Inputs, Store, csv_files, execute_run, further_figures
+from benchmarks.papers.live import MEASURES, LiveStore, measure_part
 from benchmarks.papers.report import write_report
-from benchmarks.papers.rows import counts, sections
+from benchmarks.papers.rows import counts, read_reasons, sections
 from benchmarks.papers.runs import Run, all_runs
-from benchmarks.papers.store import Store
 from benchmarks.report import machine
 from benchmarks.scheduling.workers import new_workers
 from elasticflow.shared.library_imports import INTERRUPTED

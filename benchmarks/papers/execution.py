@@ -1,17 +1,24 @@
-"""Makes the workloads of runs from the given folders, and runs them."""
+"""Makes the workloads of runs from the given folders, runs them, and stores the numbers of each.
+
+A run has a file of its own, written as soon as the run ends, so that a benchmark can be resumed. Traces in the folder
+of --traces that no claim names get the rows of Figure 8(b), without a published value.
+"""
 
 import hashlib
+import json
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
+from benchmarks.papers.claims import Claim, Figure, Setup, part_of_linear_scaling, run_numbers, share_with_time_enough
 from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published_jobs
-from benchmarks.papers.quantities import part_of_linear_scaling, run_numbers, share_with_time_enough
 from benchmarks.papers.runs import BOUND, Jobs, Run
 from benchmarks.scheduling.workloads import cluster_of
+from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.report.run_matrix import due_after, mixed
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
@@ -138,3 +145,79 @@ def _numbers(run: Run, inputs: Inputs) -> Numbers:
 def curve_number(inputs: Inputs, model: str, batch_size: int, num_gpus: int) -> float | None:
     """The number of a claim about a scaling curve."""
     return part_of_linear_scaling(inputs.tables, model, batch_size, num_gpus)
+
+
+# --- stored runs ---------------------------------------------------------------------------------------
+
+
+class Store:
+    """folder: of the report. inputs: a digest of all files that results depend on. wanted: the runs of the report.
+
+    resume: keep the runs that are there; BadSettings if they come from other inputs. Otherwise delete those that are
+    wanted, and all from other inputs.
+    """
+
+    def __init__(self, folder: Path, inputs: str, wanted: Iterable[Run], *, resume: bool) -> None:
+        self._folder = folder / "runs"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        about = folder / "inputs.json"
+        is_other = about.exists() and json.loads(about.read_text(encoding="utf-8")) != {"digest": inputs}
+        if resume and is_other:
+            raise BadSettings(
+                (f"{folder} has runs of other traces, throughputs or code; leave out --resume to run anew",)
+            )
+        if not resume:
+            again = {f"{run.run_id}.json" for run in wanted}
+            for file in self._folder.glob("*.json"):
+                if is_other or file.name in again:
+                    file.unlink()
+        write_json(about, {"digest": inputs})
+        self._known = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in self._folder.glob("*.json")}
+
+    def keep(self, run: Run, result: Mapping[str, Any]) -> None:
+        """Write at once: an interruption loses only the runs in progress."""
+        self._known[run.run_id] = dict(result)
+        write_json(self._folder / f"{run.run_id}.json", result)
+
+    def numbers(self, run: Run) -> Mapping[str, float | None] | None:
+        """The numbers of a run; None if it was not run yet."""
+        result = self._known.get(run.run_id)
+        return None if result is None else result["numbers"]
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time of all runs together."""
+        return sum(result["cpu_s"] for result in self._known.values())
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Whole, or not at all."""
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(file)
+
+
+# --- figures of other traces ---------------------------------------------------------------------------
+
+
+LIKE = "EF-F8b-01"  # its policies and its quantity
+
+
+def further_figures(figures: Sequence[Figure], traces: Path | None, num_gpus: int) -> tuple[Figure, ...]:
+    """A figure for each such file, by name. traces: None without a folder. num_gpus: of the pool of each."""
+    claims = [claim for figure in figures for claim in figure.claims]
+    named = {trace for claim in claims if claim.setup is not None for trace in claim.setup.traces}
+    files = csv_files(traces) if traces is not None else []
+    like = next(figure for figure in figures if figure.figure_id == LIKE)
+    return tuple(_further_figure(like, file.stem, num_gpus) for file in files if file.stem not in named)
+
+
+def _further_figure(like: Figure, trace: str, num_gpus: int) -> Figure:
+    title = f"Deadlines met in trace {trace} on {num_gpus} GPUs"
+    figure_id, setup = f"trace-{trace}", Setup(traces=(trace,), num_gpus_by_trace=(num_gpus,))
+
+    def without_value(claim: Claim) -> Claim:
+        return replace(claim, figure=figure_id, paper="", title=title, value=None, setup=setup)
+
+    claims = tuple(map(without_value, like.claims))
+    return replace(like, figure_id=figure_id, paper="", section="", title=title, claims=claims)

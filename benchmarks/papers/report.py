@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, html_sections, markdown_lines, not_reached
-from benchmarks.papers.cells import html_table, markdown_table, number_text
 from benchmarks.papers.claims import Claim, Form
-from benchmarks.papers.further_traces import LIKE
-from benchmarks.papers.picture import picture
-from benchmarks.papers.reasons import NONE_KNOWN
-from benchmarks.papers.rows import Row, Section, counts, setup_text
+from benchmarks.papers.execution import LIKE
+from benchmarks.papers.pictures import html_table, markdown_table, number_text, picture
+from benchmarks.papers.rows import NONE_KNOWN, Row, Section, counts, setup_text
 from benchmarks.papers.verdicts import Verdict
 from elasticflow.simulator.report.compare_command import STYLE
 

@@ -63,7 +63,7 @@ def test_rows_without_their_trace_name_it_and_the_page_is_whole(tmp_path: Path) 
     assert "not run: --live" in page
 
 
-@pytest.mark.nightly("a benchmark; unit/benchmarks/test_papers_further_traces.py has the judgement")
+@pytest.mark.nightly("a benchmark; unit/benchmarks/test_papers_execution.py has the judgement")
 def test_a_trace_that_no_paper_has_is_run_and_not_judged(tmp_path: Path) -> None:
     traces, out = tmp_path / "traces", tmp_path / "report"
     traces.mkdir()
@@ -76,7 +76,7 @@ def test_a_trace_that_no_paper_has_is_run_and_not_judged(tmp_path: Path) -> None
     assert "Deadlines met in trace june on 64 GPUs" in (out / "report.html").read_text()
 
 
-@pytest.mark.nightly("a benchmark; unit/benchmarks/test_papers_store.py has what is resumed")
+@pytest.mark.nightly("a benchmark; unit/benchmarks/test_papers_execution.py has what is resumed")
 def test_an_interrupted_run_reports_what_it_has_and_is_resumed(tmp_path: Path) -> None:
     process = started("--only", "EF-F10-makespan", "--out", str(tmp_path))
     said = interrupted(process, once=lambda: any((tmp_path / "runs").glob("*.json")))
@@ -104,7 +104,7 @@ def test_an_interrupted_live_run_writes_its_report(tmp_path: Path) -> None:
     assert [analogue["conditions"] for analogue in report["analogues"]] == ["0 of 1 parts measured; not run: --live"]
 
 
-@pytest.mark.nightly("a benchmark; unit/benchmarks/test_papers_store.py has what is resumed")
+@pytest.mark.nightly("a benchmark; unit/benchmarks/test_papers_execution.py has what is resumed")
 def test_runs_of_other_inputs_are_not_resumed_and_bad_figures_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "inputs.json").write_text('{"digest": "of something else"}')
     code, said = ended("--only", "F12", "--out", str(tmp_path), "--resume")

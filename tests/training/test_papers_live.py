@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.papers.live.accuracy import accuracy
+from benchmarks.papers.live import accuracy
 
 
 @pytest.mark.nightly("a benchmark; test_bitwise.py has the promise")

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.padding.preempted import preempted_rows
 from benchmarks.papers.claims import Claim
-from benchmarks.papers.claims_file import read_claims
-from benchmarks.papers.published_values import published_value
+from benchmarks.papers.claims_file import published_value, read_claims
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
 
 REPOSITORY = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""Jobs of the published generator, and the numbers of a run that claims name."""
+"""Jobs of the published generator, the numbers of a run, stored runs, and the rows of traces that no paper has."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.papers.claims import Figure, chosen, share_with_time_enough
 from benchmarks.papers.claims_file import read_claims
-from benchmarks.papers.execution import Inputs
+from benchmarks.papers.execution import LIKE, Inputs, Store, alone, csv_files, further_figures
 from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published_jobs
-from benchmarks.papers.quantities import share_with_time_enough
+from benchmarks.papers.report import markdown
+from benchmarks.papers.rows import sections
+from benchmarks.papers.runs import Jobs, Run, all_runs
+from benchmarks.papers.verdicts import Verdict
+from benchmarks.scheduling.workloads import cluster_of
+from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.trace.cluster_state import Occupancy
@@ -17,6 +23,9 @@ from elasticflow.simulator.trace.result import Fate, Result
 from elasticflow.simulator.trace.simulated_run import completion_numbers
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload, bundled_throughputs
+
+# --- published jobs ------------------------------------------------------------------------------------
+
 
 CURVE = ScalingCurve((1, 2, 4), (1.0, 1.8, 3.0))
 TABLES = Throughputs(source="tables", curves={"resnet50": {64: CURVE}, "other": {8: CURVE}})
@@ -138,3 +147,108 @@ def _fate(job_id: str, submitted_at_s: float, placed_at_s: float, finished_at_s:
         finished_at_s=finished_at_s,
         occupancies=(stay,),
     )
+
+
+# --- stored runs ---------------------------------------------------------------------------------------
+
+
+ONE, OTHER = Run(jobs=Jobs(trace="one")), Run(jobs=Jobs(trace="other"))
+
+
+def stored(folder: Path) -> None:
+    store = Store(folder, "inputs", (ONE, OTHER), resume=False)
+    for run in (ONE, OTHER):
+        store.keep(run, {"numbers": {"jobs": 1.0}, "cpu_s": 0.5})
+
+
+def known(store: Store) -> list[Run]:
+    return [run for run in (ONE, OTHER) if store.numbers(run) is not None]
+
+
+def test_without_resume_only_the_runs_of_this_report_are_deleted(tmp_path: Path) -> None:
+    stored(tmp_path)
+    assert known(Store(tmp_path, "inputs", (ONE,), resume=True)) == [ONE, OTHER]
+    assert known(Store(tmp_path, "inputs", (ONE,), resume=False)) == [OTHER]
+
+
+def test_runs_of_other_inputs_or_code_are_never_kept(tmp_path: Path) -> None:
+    stored(tmp_path)
+    with pytest.raises(BadSettings, match="other traces, throughputs or code; leave out --resume"):
+        Store(tmp_path, "changed", (ONE,), resume=True)
+    assert known(Store(tmp_path, "changed", (ONE,), resume=False)) == []
+
+
+def test_a_command_for_one_figure_writes_a_report_of_its_own() -> None:
+    assert alone("EF-F9-64") == "--only EF-F9-64 --out report-EF-F9-64"
+    assert alone("trace-my june") == "--only 'trace-my june' --out 'report-trace-my june'"
+
+
+def test_a_folder_named_like_a_trace_is_none(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "trace.csv").touch()
+    assert [file.name for file in csv_files(tmp_path)] == ["trace.csv"]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "shape"), [(6, (1, 6)), (8, (1, 8)), (12, (3, 4)), (100, (25, 4)), (128, (16, 8))]
+)
+def test_a_cluster_has_all_gpus_that_were_asked_for(num_gpus: int, shape: tuple[int, int]) -> None:
+    cluster = cluster_of(num_gpus)
+    assert (cluster.num_nodes, cluster.gpus_per_node) == shape
+
+
+# --- figures of other traces ---------------------------------------------------------------------------
+
+
+CLAIMS = read_claims()
+
+
+def figures_of(folder: Path, *names: str) -> tuple[Figure, ...]:
+    for name in names:
+        (folder / f"{name}.csv").write_text("a trace")
+    return further_figures(CLAIMS.figures, folder, num_gpus=64)
+
+
+def test_files_that_no_claim_names_have_rows_of_their_own(tmp_path: Path) -> None:
+    june, may = figures_of(tmp_path, "may", "june", "itp_cluster01")
+    assert (june.figure_id, may.figure_id) == ("trace-june", "trace-may")
+    like = next(figure for figure in CLAIMS.figures if figure.figure_id == LIKE)
+    assert [(claim.name, claim.contestant) for claim in june.claims] == [
+        (claim.name, claim.contestant) for claim in like.claims
+    ]
+    runs = all_runs(iter(june.claims))
+    assert {(run.jobs.trace, run.num_gpus) for run in runs} == {("june", 64)}
+    assert "bound" in {run.contestant.policy for run in runs if run.contestant is not None}
+    assert chosen((*CLAIMS.figures, june, may), ("trace-june",)) == (june,)
+
+
+def test_a_folder_of_published_traces_has_none_and_so_has_no_folder(tmp_path: Path) -> None:
+    assert figures_of(tmp_path, "itp_195job", "philly_103959") == ()
+    assert further_figures(CLAIMS.figures, None, num_gpus=64) == ()
+
+
+def test_the_rows_are_measured_and_not_judged(tmp_path: Path) -> None:
+    def numbers_of(run: Run) -> dict[str, float | None]:
+        return {"deadline_satisfactory_ratio": 0.75 if run.contestant and run.contestant.policy == "selective" else 0.5}
+
+    figures = figures_of(tmp_path, "june")
+    shown = sections(figures, Inputs(tmp_path, None, CLAIMS.generator), numbers_of, {})
+    assert {row.verdict for section in shown for row in section.rows} == {Verdict.NO_VALUE}
+    text = markdown(shown, (), {})
+    assert "No paper has this trace" in text
+    row = "| elasticflow | no number | elasticflow-algorithms | 0.5 |  | 0.75 | 0.5 | no published value |"
+    assert row in text
+
+
+def test_jobs_that_are_left_out_are_said(tmp_path: Path) -> None:
+    def numbers_of(run: Run) -> dict[str, float | None]:
+        return {"deadline_satisfactory_ratio": 0.5, "jobs": 37, "skipped": 158}
+
+    tables = Inputs(tmp_path, tmp_path, CLAIMS.generator)
+    (june,) = sections(figures_of(tmp_path, "june"), tables, numbers_of, {})
+    said = "158 of 195 jobs of june are left out: wrong rows, or models without a table"
+    assert f"- {said}" in markdown((june,), (), {})
+    published = chosen(CLAIMS.figures, ("F8b-01",))
+    (figure,) = sections(published, tables, numbers_of, {})
+    assert {row.claim.stands_in for row in figure.rows} == {said.replace("june", "itp_cluster01")}
+    assert Verdict.REPRODUCED not in {row.verdict for row in figure.rows}

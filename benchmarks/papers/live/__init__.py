@@ -1,1 +1,0 @@
-"""Measurements on CPU slots that stand beside figures of the papers: analogues, never reproductions."""
