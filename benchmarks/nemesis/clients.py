@@ -6,8 +6,7 @@ from collections.abc import Awaitable
 
 import numpy as np
 
-from benchmarks.nemesis.exclusive_pool import FIRST_ITERATIONS, Amend, Call, Cancel, Quote, Read, Submit
-from benchmarks.nemesis.linearizability import Operation
+from benchmarks.nemesis.linearizability import FIRST_ITERATIONS, Amend, Call, Cancel, Operation, Quote, Read, Submit
 from benchmarks.nemesis.machines import POOL
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import Endpoint

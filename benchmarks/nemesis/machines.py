@@ -1,19 +1,23 @@
 """A pool on machines of its own: three NATS servers, two replicas of admission, the other services, an executor.
 
-Each process can be killed, started again, and paused. Clients are on the host of the network, which no fault reaches.
+Each process can be killed, started again, and paused. Clients are on the host of the network, which no fault reaches. A
+random generator chooses faults and where they happen, one at a time, each for some seconds.
 """
 
+import asyncio
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from benchmarks.partitions.network import Network
-from benchmarks.partitions.servers import SERVERS, start_server, url_of
+import numpy as np
+
+from benchmarks.partitions.network import SERVERS, Network, start_server, url_of
 
 POOL = "nemesis"
 NODE = "node-0"
@@ -124,3 +128,100 @@ def why_not() -> str:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+# --- faults --------------------------------------------------------------------------------------------
+
+
+_SLOW_SYNC_S = (0.05, 0.5)
+_LARGEST_SKEW_S = 30.0
+
+Fault = Callable[[Machines, np.random.Generator], AbstractAsyncContextManager[str]]
+
+
+def _one_of(rng: np.random.Generator, names: tuple[str, ...]) -> str:
+    return names[rng.integers(len(names))]
+
+
+@asynccontextmanager
+async def killed(machines: Machines, rng: np.random.Generator) -> AsyncGenerator[str, None]:
+    """A server or service, which starts again. Not the executor: while a node is gone, the pool has no space at all."""
+    name = _one_of(rng, (*SERVERS, *SERVICES))
+    machines.kill(name)
+    yield name
+    machines.start(name)
+
+
+@asynccontextmanager
+async def paused(machines: Machines, rng: np.random.Generator) -> AsyncGenerator[str, None]:
+    name = _one_of(rng, (*SERVERS, *SERVICES, EXECUTOR))
+    machines.pause(name)
+    yield name
+    machines.resume(name)
+
+
+@asynccontextmanager
+async def partitioned(machines: Machines, rng: np.random.Generator) -> AsyncGenerator[str, None]:
+    """Two random halves do not hear each other, or only one does not hear the other."""
+    left, right = _halves(machines, rng)
+    machines.network.drop(left, right)
+    one_way = bool(rng.random() < 0.4)
+    if not one_way:
+        machines.network.drop(right, left)
+    yield f"{' '.join(left)} {'->' if one_way else '|'} {' '.join(right)}"
+    machines.network.heal()
+
+
+@asynccontextmanager
+async def bridged(machines: Machines, rng: np.random.Generator) -> AsyncGenerator[str, None]:
+    """Two halves do not hear each other; one server hears both."""
+    bridge = _one_of(rng, SERVERS)
+    left, right = ([name for name in half if name != bridge] for half in _halves(machines, rng))
+    machines.network.drop(left, right)
+    machines.network.drop(right, left)
+    yield f"{' '.join(left)} | {' '.join(right)}, bridge {bridge}"
+    machines.network.heal()
+
+
+@asynccontextmanager
+async def skewed(machines: Machines, rng: np.random.Generator) -> AsyncGenerator[str, None]:
+    """The clock of a service is wrong, by less or more than the slack of promises."""
+    name, offset_s = _one_of(rng, SERVICES), float(rng.choice((-1, 1)) * _LARGEST_SKEW_S ** rng.uniform(-0.5, 1))
+    machines.set_clock(name, offset_s)
+    yield f"{name} {offset_s:+.2f} s"
+    machines.set_clock(name, 0.0)
+
+
+@asynccontextmanager
+async def full_disk(machines: Machines, rng: np.random.Generator) -> AsyncGenerator[str, None]:
+    name = _one_of(rng, SERVERS)
+    machines.fill_disk(name)
+    yield name
+    machines.empty_disk(name)
+
+
+@asynccontextmanager
+async def slow_disk(machines: Machines, rng: np.random.Generator) -> AsyncGenerator[str, None]:
+    name, delay_s = _one_of(rng, SERVERS), float(rng.uniform(*_SLOW_SYNC_S))
+    tracer = machines.slow_down_disk(name, delay_s)
+    yield f"{name} {delay_s:.2f} s"
+    tracer.terminate()
+    await asyncio.to_thread(tracer.wait)
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": killed,
+    "pause": paused,
+    "partition": partitioned,
+    "bridge": bridged,
+    "skew": skewed,
+    "full disk": full_disk,
+    "slow disk": slow_disk,
+}
+
+
+def _halves(machines: Machines, rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    """No half is empty."""
+    names = [str(name) for name in rng.permutation(list(machines.network.address))]
+    middle = int(rng.integers(1, len(names)))
+    return names[:middle], names[middle:]

@@ -15,11 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.nemesis.clients import CONFIG, SPEC, History
-from benchmarks.nemesis.exclusive_pool import Amend, Call, Cancel, Held, Quote, Submit, exclusive_pool
-from benchmarks.nemesis.faults import FAULTS
-from benchmarks.nemesis.linearizability import Operation, linearization
-from benchmarks.nemesis.machines import EXECUTOR, NODE, POOL, SERVICES, Machines
-from benchmarks.partitions.servers import SERVERS
+from benchmarks.nemesis.linearizability import (
+    Amend,
+    Call,
+    Cancel,
+    Held,
+    Operation,
+    Quote,
+    Submit,
+    exclusive_pool,
+    linearization,
+)
+from benchmarks.nemesis.machines import EXECUTOR, FAULTS, NODE, POOL, SERVICES, Machines
+from benchmarks.partitions.network import SERVERS
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import write_ledger
 from elasticflow.client.operator_decisions import configure

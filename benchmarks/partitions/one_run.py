@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.partitions.network import Network
-from benchmarks.partitions.servers import SERVERS, start_server, url_of
+from benchmarks.partitions.network import SERVERS, Network, start_server, url_of
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig

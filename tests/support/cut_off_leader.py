@@ -12,8 +12,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.partitions.network import Network
-from benchmarks.partitions.servers import SERVERS, start_server, url_of
+from benchmarks.partitions.network import SERVERS, Network, start_server, url_of
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams

@@ -5,18 +5,20 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.nemesis.exclusive_pool import (
+from benchmarks.nemesis.linearizability import (
     FIRST_ITERATIONS,
     Amend,
     Call,
     Cancel,
     Held,
+    Operation,
     Quote,
     Read,
     Submit,
     exclusive_pool,
+    linearization,
 )
-from benchmarks.nemesis.linearizability import Operation, linearization
+from benchmarks.nemesis.one_run import void
 
 
 def is_linearizable(*history: Operation[Call]) -> bool:
@@ -111,3 +113,31 @@ def test_each_order_of_a_random_pool_is_found_and_one_wrong_reply_too() -> None:
         alone[wrong] = at(wrong, wrong, history[wrong].call, not history[wrong].reply)
         num_wrong += not is_linearizable(*alone)
     assert num_wrong == 200
+
+
+# --- the verdict ---------------------------------------------------------------------------------------
+
+
+def answered(call: Call, reply: object) -> Operation[Call]:
+    return Operation(call=call, reply=reply, invoked_s=0.0, returned_s=1.0)
+
+
+def unanswered(call: Call) -> Operation[Call]:
+    return Operation(call=call, reply=None, invoked_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (),
+        (answered(Read(), ("", 0)),),
+        (unanswered(Submit("a")), unanswered(Cancel("a")), answered(Quote(), True), answered(Read(), ("", 0))),
+    ],
+)
+def test_a_run_without_a_decided_command_is_void(history: tuple[Operation[Call], ...]) -> None:
+    assert void(history) == ["void: no command was decided"]
+
+
+@pytest.mark.parametrize(("call", "reply"), [(Submit("a"), False), (Amend("a", 5), True), (Cancel("a"), False)])
+def test_one_decided_command_is_enough(call: Call, reply: bool) -> None:
+    assert void([unanswered(Submit("b")), answered(call, reply)]) == []
