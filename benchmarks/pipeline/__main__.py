@@ -9,11 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
-from benchmarks.pipeline.cluster import running_cluster
+from benchmarks.pipeline.cluster import Cluster, running_cluster
 from benchmarks.pipeline.growth import measure_growth
-from benchmarks.pipeline.idle import measure_idle
-from benchmarks.pipeline.latency import measure_latency
+from benchmarks.pipeline.latency import measure_burst, measure_latency, raw_publishes_per_s
 from benchmarks.pipeline.rebuild import measure_rebuild
 from benchmarks.report import machine
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -121,6 +119,27 @@ def _table(result: dict[str, Any]) -> Table:
     kinds = ", ".join(growth["by_kind_a_day"])
     table.add_row("messages a day of one old job", f"{growth['messages_a_day'] / growth['jobs']:,.0f}", "", kinds)
     return table
+
+
+# --- an idle control plane -----------------------------------------------------------------------------
+
+
+SERVICES = ("admission", "allocator", "placement", "monitor", "executor")
+
+
+async def measure_idle(cluster: Cluster, *, seconds: float) -> dict[str, Any]:
+    """CPU use of the five services and NATS, in percent of one core, with one node and no job."""
+    pool = "idle"
+    await cluster.bus.ensure_pool(pool)
+    for service in SERVICES:
+        await cluster.start(service, pool)
+    await asyncio.sleep(5.0)  # start-up is over, the fork server has torch
+    before = cluster.cpu_s()
+    await asyncio.sleep(seconds)
+    after = cluster.cpu_s()
+    cluster.stop_services()
+    percent = {name: 100.0 * (after[name] - before[name]) / seconds for name in after}
+    return {"seconds": seconds, "cpu_percent": percent, "cpu_percent_total": sum(percent.values())}
 
 
 if __name__ == "__main__":

@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from elasticflow.shared.messages import codec, subjects
+from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import NodeJoined, PlanDecided, PoolConfigured
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
@@ -131,3 +134,33 @@ async def append_decision(bus: NatsBus, pool: str, *plan_events: PoolConfigured)
     decision = PlanDecided(service="operator", based_on=0, now_s=CLOCK.now_s(), events=plan_events)
     data = codec.encode(decision, id=f"configure-{pool}", recorded_at_s=CLOCK.now_s())
     return await bus.append(subjects.plan(pool), data, message_id=f"configure-{pool}", expected_last_subject_sequence=0)
+
+
+# --- submissions ---------------------------------------------------------------------------------------
+
+
+SEED = 20
+
+
+def submissions(num_jobs: int, *, seed: int = SEED, longest_s: float = 600.0, prefix: str = "job") -> list[SubmitJob]:
+    """Jobs of 5 to longest_s seconds on one GPU (log-uniform), due in 0.5 to 1.5 times that."""
+    chance = np.random.default_rng(seed)
+    profiles = sorted(CURVES)
+    commands: list[SubmitJob] = []
+    for number in range(num_jobs):
+        model_name, batch = profiles[chance.integers(len(profiles))].split("/b")
+        rate = CURVES[f"{model_name}/b{batch}"][1]
+        duration_s = float(np.exp(chance.uniform(np.log(5.0), np.log(longest_s))))
+        spec = JobSpec(
+            training_function="benchmark:OnPaper",
+            model_name=model_name,
+            global_batch_size=int(batch),
+            max_iterations=max(1, int(duration_s * rate)),
+            deadline_in_s=duration_s * float(chance.uniform(0.5, 1.5)),
+        )
+        commands.append(SubmitJob(job_id=f"{prefix}-{number:05}", tenant="bench", spec=spec))
+    return commands
+
+
+def as_bytes(command: SubmitJob, now_s: float) -> bytes:
+    return codec.encode(command, id=f"submit-{command.job_id}", recorded_at_s=now_s)

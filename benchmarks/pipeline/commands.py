@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pipeline.cluster import CLOCK, Cluster, running_cluster
+from benchmarks.pipeline.cluster import CLOCK, Cluster, running_cluster, submissions
 from benchmarks.pipeline.quotes import decision_waits_s
-from benchmarks.pipeline.workload import submissions
 from elasticflow.shared.errors import Retry, StorageFull
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob, Command

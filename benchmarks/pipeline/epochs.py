@@ -10,9 +10,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.pipeline.cluster import CLOCK, Cluster, running_cluster
+from benchmarks.pipeline.cluster import CLOCK, Cluster, running_cluster, submissions
 from benchmarks.pipeline.rebuild import LIFE, rebuild, write_history
-from benchmarks.pipeline.workload import submissions
 from elasticflow.client.archive_ledger import archive
 from elasticflow.shared.runtime.process.logs import configure_logs, get_log
 from elasticflow.shared.runtime.service import snapshot_store

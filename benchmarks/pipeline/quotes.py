@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pipeline.cluster import CLOCK, Cluster, running_cluster
-from benchmarks.pipeline.workload import as_bytes, submissions
+from benchmarks.pipeline.cluster import CLOCK, Cluster, as_bytes, running_cluster, submissions
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import QuoteDeadline, id_of
 from elasticflow.shared.messages.events import DeadlineQuoted

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.pipeline.cluster import CLOCK, Cluster
-from benchmarks.pipeline.workload import submissions
+from benchmarks.pipeline.cluster import CLOCK, Cluster, submissions
 from elasticflow.services.allocator.policy import POLICY
 from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.commands import SubmitJob

@@ -18,9 +18,8 @@ import numpy as np
 from benchmarks.engine.elastic import running_engine
 from benchmarks.engine.resizes import Resized
 from benchmarks.engine.steady import measure_steady
-from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
-from benchmarks.pipeline.latency import measure_latency
+from benchmarks.pipeline.latency import measure_burst, measure_latency, raw_publishes_per_s
 from benchmarks.regressions.ratios import Beside
 from benchmarks.scheduling.decisions import measure_answers, measure_decisions
 from benchmarks.scheduling.simulations import WARM_UP_JOBS, measure_run, two_months

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import FRAMES, attack
-from benchmarks.pipeline.burst import measure_burst, raw_publishes_per_s
 from benchmarks.pipeline.cluster import running_cluster
 from benchmarks.pipeline.epochs import measure_epochs
 from benchmarks.pipeline.growth import measure_growth
-from benchmarks.pipeline.latency import measure_latency
+from benchmarks.pipeline.latency import measure_burst, measure_latency, raw_publishes_per_s
 from benchmarks.pipeline.rebuild import measure_rebuild
 
 

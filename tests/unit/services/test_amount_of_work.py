@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pipeline.cluster import CURVES
-from benchmarks.pipeline.workload import submissions
+from benchmarks.pipeline.cluster import CURVES, submissions
 from elasticflow.services.admission import policy
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
