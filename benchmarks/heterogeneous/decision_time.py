@@ -11,8 +11,8 @@ from functools import partial
 from benchmarks.heterogeneous.deadlines import on_types
 from benchmarks.report import Measured, Row
 from benchmarks.scheduling.decisions import LOOSE, TIGHT, recipe_of
-from benchmarks.scheduling.loaded_pool import SEED, all_reported, arriving_jobs, decided, loaded, plain_pass, submitted
-from benchmarks.scheduling.timing import Took, spreads, timed
+from benchmarks.scheduling.pools import SEED, all_reported, arriving_jobs, decided, loaded, plain_pass, submitted
+from benchmarks.timing import Took, spreads, timed
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.warm_up import warm_up

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import LinearConstraint, milp
 
 from benchmarks.report import Measured, Row
-from benchmarks.scheduling.timing import Took, timed
+from benchmarks.timing import Took, timed
 from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import (
     GpusOfType,

@@ -15,7 +15,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 
 from benchmarks.mutations.mutation_list import Mutation
-from benchmarks.scheduling.timing import children_cpu_s
+from benchmarks.timing import children_cpu_s
 
 TIMEOUT_S = 120  # of one test: a mutated loop may never end, and the machine may be busy
 _OPTIONS = (

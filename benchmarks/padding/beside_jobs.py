@@ -22,7 +22,7 @@ from benchmarks.padding.loaded_pool import CLOCK, backlogged, loaded_pool, mappe
 from benchmarks.padding.runners import kill_and_wait_s
 from benchmarks.padding.task_functions import burn_until
 from benchmarks.report import Measured, Row
-from benchmarks.scheduling.timing import spread_ms
+from benchmarks.timing import spread_ms
 from elasticflow.shared.messages.events import PlacementDecided, PlanDecided
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.replay.recorded_ledger import Entry

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.report import Measured, Row
-from benchmarks.scheduling.timing import spread_ms
+from benchmarks.timing import spread_ms
 from elasticflow.services.executor.loads.padding_slot import CPU_NICENESS
 from elasticflow.services.executor.processes.launcher import Launcher
 from elasticflow.services.executor.processes.task_runner import MAX_BUNDLES, TaskRunner

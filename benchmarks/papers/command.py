@@ -20,7 +20,7 @@ from benchmarks.papers.report import write_report
 from benchmarks.papers.rows import counts, read_reasons, sections
 from benchmarks.papers.runs import Run, all_runs
 from benchmarks.report import machine
-from benchmarks.scheduling.workers import new_workers
+from benchmarks.timing import new_workers
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.simulator.command_inputs import make_folder, note, reporting_errors

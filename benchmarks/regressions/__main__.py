@@ -30,7 +30,7 @@ from benchmarks.regressions.ratios import (
     record,
 )
 from benchmarks.report import Measured, machine, today, where_and_when
-from benchmarks.scheduling.workers import new_workers
+from benchmarks.timing import new_workers
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 RATIOS = pages.RESULTS / "ratios.json"

@@ -21,10 +21,9 @@ from benchmarks.engine.steady import measure_steady
 from benchmarks.pipeline.cluster import running_cluster
 from benchmarks.pipeline.latency import measure_burst, measure_latency, raw_publishes_per_s
 from benchmarks.regressions.ratios import Beside
-from benchmarks.scheduling.decisions import measure_answers, measure_decisions
-from benchmarks.scheduling.simulations import WARM_UP_JOBS, measure_run, two_months
-from benchmarks.scheduling.timing import children_cpu_s, timed
+from benchmarks.scheduling.decisions import WARM_UP_JOBS, measure_answers, measure_decisions, measure_run, two_months
 from benchmarks.scheduling.workloads import Case
+from benchmarks.timing import children_cpu_s, timed
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.report import machine
-from benchmarks.scheduling.sheet import Sheet, show
-from benchmarks.scheduling.timing import Took, spreads, timed
+from benchmarks.scheduling.report import Sheet, show
 from benchmarks.scheduling.workloads import Case, cluster_of, generated_cases, tables, trace_cases
+from benchmarks.timing import Took, spreads, timed
 from elasticflow.client.pool_choice import as_promised, keeps_deadline, pools_in_order
 from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import DeadlineQuoted, QuoteDeadline

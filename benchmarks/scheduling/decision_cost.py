@@ -1,7 +1,7 @@
 """`python -m benchmarks.scheduling.decision_cost`: how the CPU time of one admission decision grows.
 
 With live jobs, at two GPUs for each; and with GPUs, at a fixed number of live jobs. The pools are those of
-`laid_out_pool.py`: promises are constructed, so that 30,000 jobs take minutes and not days. A decision is on a request
+`pools.py`: promises are constructed, so that 30,000 jobs take minutes and not days. A decision is on a request
 for a deadline after all jobs have reported, as in `decisions.py`; it is not carried out, so that all see one pool.
 """
 
@@ -19,11 +19,10 @@ import typer
 
 from benchmarks.report import machine
 from benchmarks.scheduling.decisions import APART_S, LOOSE, recipe_of
-from benchmarks.scheduling.laid_out_pool import laid_out_pool
-from benchmarks.scheduling.loaded_pool import all_reported, arriving_jobs, plain_pass, submitted
-from benchmarks.scheduling.sheet import Sheet, show
-from benchmarks.scheduling.timing import Took, spread_ms, timed
+from benchmarks.scheduling.pools import all_reported, arriving_jobs, laid_out_pool, plain_pass, submitted
+from benchmarks.scheduling.report import Sheet, show
 from benchmarks.scheduling.workloads import tables
+from benchmarks.timing import Took, spread_ms, timed
 from elasticflow.services.admission import policy as admission
 from elasticflow.services.admission.quote import quote
 from elasticflow.shared.messages.commands import QuoteDeadline

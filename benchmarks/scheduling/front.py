@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.report import machine
-from benchmarks.scheduling.sheet import Sheet, show
-from benchmarks.scheduling.timing import spread_ms
+from benchmarks.scheduling.report import Sheet, show
+from benchmarks.timing import spread_ms
 from elasticflow.client.pool_front import PoolFront, named_pools
 from elasticflow.shared.messages.events import JobAdmitted
 from testbed.real_pool import CONFIG, POOL, job, running_pool

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.scheduling.loaded_pool import SEED
+from benchmarks.scheduling.pools import SEED
 from benchmarks.scheduling.quality import OVERHEAD
 from benchmarks.scheduling.workloads import cluster_of
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEvent

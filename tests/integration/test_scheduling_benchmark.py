@@ -6,18 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.scheduling.__main__ import Results
 from benchmarks.scheduling.cells import BY_QUOTES, measured
-from benchmarks.scheduling.cycle import measure_cycle
 from benchmarks.scheduling.decision_cost import WHAT, measured_size
-from benchmarks.scheduling.decisions import LOOSE, POOLS, measure_answers, measure_decisions, recipe_of
-from benchmarks.scheduling.failures import measure_failures
-from benchmarks.scheduling.laid_out_pool import laid_out_pool
+from benchmarks.scheduling.decisions import (
+    LOOSE,
+    POOLS,
+    measure_answers,
+    measure_cycle,
+    measure_decisions,
+    measure_simulation,
+    recipe_of,
+)
+from benchmarks.scheduling.pools import laid_out_pool
 from benchmarks.scheduling.prices_over_a_day import LOOK, draw, observed
-from benchmarks.scheduling.quality import Plan, gap_of, measure_quality, totals
+from benchmarks.scheduling.quality import Plan, gap_of, measure_failures, measure_quality, totals
 from benchmarks.scheduling.relaxations import measure_relaxations
 from benchmarks.scheduling.report import sheets
-from benchmarks.scheduling.results import Results
-from benchmarks.scheduling.simulations import measure_simulation
 from benchmarks.scheduling.workloads import GENERATED, Case, cluster_of, generated_cases, tables, trace_cases
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool

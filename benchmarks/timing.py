@@ -1,12 +1,16 @@
-"""Times of calls: CPU time, because machines are shared and decisions do not wait, and wall time."""
+"""Times of calls: CPU time, as machines are shared and decisions do not wait, and wall time. Processes that measure."""
 
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+
+from elasticflow.shared.scheduling.warm_up import warm_up
 
 Answer = TypeVar("Answer")
 
@@ -51,3 +55,16 @@ def spread_ms(times_s: list[float]) -> dict[str, float]:
         "p99": 1e3 * float(np.percentile(times_s, 99)),
         "max": 1e3 * max(times_s),
     }
+
+
+# --- processes -----------------------------------------------------------------------------------------
+
+
+def new_workers(count: int) -> ProcessPoolExecutor:
+    """What is compiled once is compiled before anything is measured; at Ctrl-C they end without a word."""
+    return ProcessPoolExecutor(count, initializer=_get_ready)
+
+
+def _get_ready() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    warm_up()
