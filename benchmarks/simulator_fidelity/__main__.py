@@ -11,10 +11,22 @@ import typer
 
 from benchmarks.report import Measured, Row, report, where_and_when
 from benchmarks.simulator_fidelity.calibration import Calibration
-from benchmarks.simulator_fidelity.control_job import control_row, name_and_verdict, verdict
-from benchmarks.simulator_fidelity.live_run import read_messages, run_unless_kept
-from benchmarks.simulator_fidelity.outcomes import Comparison, compared, recorded_run
-from benchmarks.simulator_fidelity.workload import CONFIG, Arrival, arrivals, calibration_arrivals
+from benchmarks.simulator_fidelity.outcomes import (
+    Comparison,
+    compared,
+    control_row,
+    name_and_verdict,
+    recorded_run,
+    verdict,
+)
+from benchmarks.simulator_fidelity.workload import (
+    CONFIG,
+    Arrival,
+    arrivals,
+    calibration_arrivals,
+    read_messages,
+    run_unless_kept,
+)
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.recorded_times import recorded_times

@@ -1,4 +1,7 @@
-"""What became of each job, read off a ledger or off a simulation; and how far two such results are apart. Pure."""
+"""What became of each job, read off a ledger or off a simulation; and how far two such results are apart. Pure.
+
+The control job holds one slot in every live run: its speed says whether the slots were isolated.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -7,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.report import Measured, Row
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, JobFinished, PlacedJob, PlacementDecided, PlanDecided
 from elasticflow.shared.state.policy import LedgerMessage
@@ -155,3 +159,28 @@ def _sum_gpu_seconds(outcomes: Outcomes) -> float:
 def _makespan_s(outcomes: Outcomes) -> float:
     ends_s = (each.finished_s for each in outcomes.values() if each.finished_s is not None)
     return max(ends_s) - min(each.submitted_s for each in outcomes.values())
+
+
+# --- the control job -----------------------------------------------------------------------------------
+
+
+MAX_CONTROL_CHANGE = 0.03  # of the control job's speed; beyond it other processes disturbed a run
+
+
+def verdict(control_change: float | None) -> Measured:
+    """control_change: how much faster it trained than in the run to compare with; None if it did not train.
+
+    A void run says nothing about what it should measure.
+    """
+    is_void = control_change is None or abs(control_change) > MAX_CONTROL_CHANGE
+    return {"control_change": control_change, "void": is_void}
+
+
+def name_and_verdict(name: str, run: Measured) -> str:
+    return f"{name} (void)" if run["void"] else name
+
+
+def control_row(name: str, run: Measured, against: str) -> Row:
+    change = "it did not train" if run["control_change"] is None else f"{run['control_change']:+.1%}"
+    what = f"speed of the control job in {name_and_verdict(name, run)}"
+    return Row(what, change, f"±{MAX_CONTROL_CHANGE:.0%}", f"against {against}")

@@ -16,10 +16,15 @@ import typer
 
 from benchmarks.report import Measured, Row, report, where_and_when
 from benchmarks.simulator_fidelity.calibration import Calibration
-from benchmarks.simulator_fidelity.control_job import control_row, verdict
-from benchmarks.simulator_fidelity.live_run import read_messages, run_unless_kept
-from benchmarks.simulator_fidelity.outcomes import recorded_run
-from benchmarks.simulator_fidelity.workload import CONFIG, CONTROL, arrivals, tight_arrivals
+from benchmarks.simulator_fidelity.outcomes import control_row, recorded_run, verdict
+from benchmarks.simulator_fidelity.workload import (
+    CONFIG,
+    CONTROL,
+    arrivals,
+    read_messages,
+    run_unless_kept,
+    tight_arrivals,
+)
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.simulator.timing.recorded_times import recorded_times

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.simulator_fidelity.__main__ import rows
 from benchmarks.simulator_fidelity.calibration import Calibration
-from benchmarks.simulator_fidelity.control_job import verdict
-from benchmarks.simulator_fidelity.outcomes import Outcome, compared, recorded_run
+from benchmarks.simulator_fidelity.outcomes import Outcome, compared, recorded_run, verdict
 from benchmarks.simulator_fidelity.workload import (
     CONFIG,
     CONTROL,
