@@ -30,7 +30,7 @@ import numpy as np
 from rich.table import Table
 from scipy.optimize import nnls
 
-from benchmarks.engine.elastic import Engine, running_engine
+from benchmarks.engine.crew import Engine, running_engine
 from benchmarks.engine.models import PerceptronOfEight, Trained
 from benchmarks.engine.parts import Device, Options, Row, device_fields, in_ms, table_of
 from benchmarks.engine.restores import measure_copying

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
 
-from benchmarks.engine.elastic import Engine, running_engine
+from benchmarks.engine.crew import Engine, running_engine
 from benchmarks.engine.models import Trained
 from benchmarks.engine.schedules import prove
 from benchmarks.heterogeneous.mixed_models import (

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.engine.elastic import running_engine
+from benchmarks.engine.crew import running_engine
 from benchmarks.engine.resizes import Resized
 from benchmarks.engine.steady import measure_steady
 from benchmarks.pipeline.cluster import running_cluster
