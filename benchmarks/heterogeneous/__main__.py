@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.heterogeneous import completion_times, deadlines, decision_time, mixed_slots, solver
+from benchmarks.heterogeneous import completion_times, deadlines, mixed_slots, solver
 from benchmarks.report import RowsOf, report, where_and_when
 from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.workload.workload import TypedPool, typed_pool
@@ -72,10 +72,10 @@ PARTS: Mapping[str, Part] = {
         lambda options: deadlines.measure_one_type(num_nodes=options.scaled(4)), deadlines.one_type_rows
     ),
     PartName.DECISION_TIME: Part(
-        lambda options: decision_time.measure_decision_time(
+        lambda options: deadlines.measure_decision_time(
             num_gpus=4 * options.scaled(512), num_live=options.scaled(1000), count=options.scaled(200)
         ),
-        decision_time.rows,
+        deadlines.decision_rows,
     ),
     PartName.RESIZES: Part(
         lambda options: mixed_slots.measure_resizes(num_schedules=options.scaled(10)),

@@ -6,23 +6,35 @@ The bound may divide one job over both types at the sum of their throughputs. Th
 A published trace runs on a quarter and on a sixteenth of the cluster that it was published with, of each of two types,
 of which the second is half as fast; the bundled ones do without them. And a pool whose nodes all name one GPU type must
 decide as the same pool without types: every decision, to the last digit.
+
+The time of a decision (submission, allocation and placement) is that in a large pool of four types, which the services'
+own policies have filled. One job asks to come in after all others have reported their progress, exactly as planned.
+Beside it stands one plain pass over the same jobs.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.report import Measured, Row
+from benchmarks.scheduling.decisions import LOOSE, TIGHT, recipe_of
+from benchmarks.scheduling.pools import SEED, all_reported, arriving_jobs, decided, loaded, plain_pass, submitted
 from benchmarks.scheduling.workloads import Case, tables, trace_cases
+from benchmarks.timing import Took, spreads, timed
+from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlanEvent
+from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.baselines.policy_catalogue import OURS
+from elasticflow.shared.scheduling.warm_up import warm_up
+from elasticflow.shared.state.pool import PoolState, spec_of
+from elasticflow.simulator.baselines.policy_catalogue import OURS, planners
 from elasticflow.simulator.bound import feasible_alone, hindsight_schedule
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
+from elasticflow.simulator.trace.simulated_pool import submission
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
@@ -316,3 +328,63 @@ def _decisions(run: SimulatedRun) -> list[str]:
 def one_type_rows(measured: Measured) -> Iterable[Row]:
     beside = f"{measured['decisions']:,} decisions in {measured['runs']} runs"
     yield Row("runs that differ if all nodes name one type", f"{measured['differing_runs']}", "0", beside)
+
+
+# --- the time of a decision ----------------------------------------------------------------------------
+
+
+SPEEDS = {"H100": 1.0, "A100": 0.6, "V100": 0.3, "T4": 0.1}
+LARGE_GPUS_PER_NODE, APART_S = 8, 0.01
+LOADS = {"with free GPUs": LOOSE, "saturated": TIGHT}
+
+
+def measure_decision_time(*, num_gpus: int, num_live: int, count: int) -> Measured:
+    """So many submissions, one after another, for each load. num_gpus: of all types together."""
+    warm_up()
+    keep_what_is_loaded()
+    known = read_throughputs(bundled_throughputs())
+    recipes = {name: recipe_of(num_gpus, num_live, tightness) for name, tightness in LOADS.items()}
+    return {name: _timed_decisions(recipe, known, num_live, count) for name, recipe in recipes.items()}
+
+
+def _timed_decisions(recipe: Recipe, known: Throughputs, num_live: int, count: int) -> Measured:
+    workload = on_types(generate(recipe, known, SEED, "generated load"), SPEEDS)
+    pool = TypedPool(tuple(SPEEDS), (recipe.cluster_gpus // len(SPEEDS),) * len(SPEEDS))
+    simulation = loaded(
+        SimulatedRun(workload=workload, cluster=ClusterShape.of_pool(pool, LARGE_GPUS_PER_NODE)), num_live
+    )
+    state, now_s, times = simulation.state, simulation.now_s, defaultdict[str, list[Took]](list)
+    policies = planners()
+    for job in arriving_jobs(recipe, known, count):
+        now_s += APART_S
+        state = all_reported(state, now_s)
+        times["plain pass"].append(timed(partial(plain_pass, state))[1])
+        commands: tuple[Command, ...] = (submission(submitted(job, now_s)),)
+        for service, policy in policies.items():
+            events, took = timed(partial(policy.decide, state, commands, now_s))
+            times[service].append(took)
+            state, commands = decided(state, service, events, now_s), ()
+    return {
+        "num_gpus": recipe.cluster_gpus,
+        "live_jobs": len(state.live_jobs),
+        "live_jobs_by_type": _by_type(state),
+        "submissions": count,
+        **spreads(times),
+    }
+
+
+def _by_type(state: PoolState) -> Mapping[str, int]:
+    return Counter(spec_of(job).gpu_type or next(iter(SPEEDS)) for job in state.live_jobs.values())
+
+
+def decision_rows(measured: Measured) -> Iterable[Row]:
+    for name, numbers in measured.items():
+        what = f"{numbers['live_jobs']:,} jobs on {numbers['num_gpus']:,} GPUs of {len(SPEEDS)} types, {name}"
+        for service in ("admission", "allocator", "placement"):
+            cpu_ms = numbers["cpu_ms"][service]
+            yield Row(
+                f"{what}: {service}",
+                f"p50 {cpu_ms['p50']:.1f} ms, p99 {cpu_ms['p99']:.1f} ms of CPU time",
+                "p99 <= 50 ms",
+                f"plain pass {numbers['cpu_ms']['plain pass']['p50']:.2f} ms",
+            )

@@ -8,15 +8,17 @@ import pytest
 from benchmarks.heterogeneous.completion_times import MIX_EFFICIENCIES, OWN, measure_completion_times
 from benchmarks.heterogeneous.completion_times import rows as completion_rows
 from benchmarks.heterogeneous.deadlines import (
+    LOADS,
+    SPEEDS,
     deadline_rows,
     measure_deadlines,
+    measure_decision_time,
     measure_one_type,
     measure_published_traces,
     one_type_rows,
     trace_rows,
 )
-from benchmarks.heterogeneous.decision_time import LOADS, SPEEDS, measure_decision_time
-from benchmarks.heterogeneous.decision_time import rows as decision_rows
+from benchmarks.heterogeneous.deadlines import decision_rows as decision_rows
 from benchmarks.heterogeneous.solver import measure_solver, rows
 from benchmarks.regressions.pages import RESULTS
 from elasticflow.simulator.workload.workload import typed_pool
