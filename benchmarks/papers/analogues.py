@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.padding.preempted import OVERHEAD_S, TASK_S
 from benchmarks.papers.claims import Claim, Figure
+from benchmarks.papers.claims_file import Table, check_keys, check_once, number, tables, text, texts
 from benchmarks.papers.execution import alone
-from benchmarks.papers.toml_values import Table, check_keys, check_once, number, tables, text, texts
 from benchmarks.papers.verdicts import Measurement, Verdict, same_side
 from elasticflow.shared.errors import BadSettings
 

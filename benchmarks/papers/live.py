@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from benchmarks.engine.crew import Crew
-from benchmarks.engine.crew import Engine, running_engine
+from benchmarks.engine.crew import Crew, Engine, running_engine
 from benchmarks.engine.models import PerceptronOfSixteen
 from benchmarks.engine.resizes import Resized
 from benchmarks.engine.sensitive import digest

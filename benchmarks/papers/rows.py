@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.papers.analogues import Analogue
 from benchmarks.papers.claims import Claim, Figure, Form, Setup
+from benchmarks.papers.claims_file import check_keys, tables, text, texts
 from benchmarks.papers.execution import Inputs, alone, curve_number
 from benchmarks.papers.runs import (
     NumbersOf,
@@ -22,7 +23,6 @@ from benchmarks.papers.runs import (
     skipped_jobs,
     with_order,
 )
-from benchmarks.papers.toml_values import check_keys, tables, text, texts
 from benchmarks.papers.verdicts import Measurement, Verdict, order_beside, verdict
 from elasticflow.shared.errors import BadSettings
 
