@@ -9,9 +9,9 @@ import sys
 from collections import Counter
 from typing import Any
 
-from benchmarks.isolated_seeds import run_isolated, seed_options
 from benchmarks.nemesis import machines
 from benchmarks.partitions import network
+from benchmarks.partitions.network import run_isolated, seed_options
 
 _COLUMNS = ("seed", "faults", "calls", "no reply", "messages of the ledger", "quotes at most s old", "problems")
 

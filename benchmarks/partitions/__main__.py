@@ -7,8 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from benchmarks.isolated_seeds import run_seeds, seed_options
-from benchmarks.partitions.network import why_not
+from benchmarks.partitions.network import run_seeds, seed_options, why_not
 from benchmarks.partitions.one_run import Result
 
 ONE_RUN = "benchmarks.partitions.one_run"

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.isolated_seeds import run_seeds, seed_options
-from benchmarks.partitions.network import why_not
+from benchmarks.partitions.network import run_seeds, seed_options, why_not
 from benchmarks.slow_links.one_run import LEAD_S, MEGABITS_PER_S, NODES, SLOTS, Result
 
 ONE_RUN = "benchmarks.slow_links.one_run"

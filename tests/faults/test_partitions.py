@@ -5,9 +5,8 @@
 
 import pytest
 
-from benchmarks.isolated_seeds import run_seed
 from benchmarks.partitions.__main__ import ONE_RUN
-from benchmarks.partitions.network import why_not
+from benchmarks.partitions.network import run_seed, why_not
 from benchmarks.partitions.one_run import PARTITIONS, Result
 
 WHY_NOT = why_not()

@@ -4,8 +4,7 @@ import shutil
 
 import pytest
 
-from benchmarks.isolated_seeds import run_seed
-from benchmarks.partitions.network import why_not
+from benchmarks.partitions.network import run_seed, why_not
 from benchmarks.slow_links.one_run import MEGABITS_PER_S, Result
 
 REASON = why_not() or ("" if shutil.which("tc") else "not installed: tc")

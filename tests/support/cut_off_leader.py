@@ -1,7 +1,7 @@
 """Three NATS servers; the one that leads the ledger is cut off, and a client reads from it what the others have stored.
 
-The command (arguments: seed, folder) needs namespaces of its own: see `benchmarks.isolated_seeds`. It prints one JSON
-object: the last sequence that the client has read, the shorter ledger's end, and the next sequence that arrived.
+The command (arguments: seed, folder) needs namespaces of its own: see `benchmarks.partitions.network`. It prints one
+JSON object: the last sequence that the client has read, the shorter ledger's end, and the next sequence that arrived.
 """
 
 import asyncio
