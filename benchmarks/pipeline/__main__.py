@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.pipeline.cluster import Cluster, running_cluster
+from benchmarks.pipeline.epochs import measure_rebuild
 from benchmarks.pipeline.growth import measure_growth
 from benchmarks.pipeline.latency import measure_burst, measure_latency, raw_publishes_per_s
-from benchmarks.pipeline.rebuild import measure_rebuild
 from benchmarks.report import machine
 from elasticflow.shared.runtime.process.logs import configure_logs
 

@@ -6,10 +6,9 @@ import pytest
 
 from benchmarks.hostile import FRAMES, attack
 from benchmarks.pipeline.cluster import running_cluster
-from benchmarks.pipeline.epochs import measure_epochs
+from benchmarks.pipeline.epochs import measure_epochs, measure_rebuild
 from benchmarks.pipeline.growth import measure_growth
 from benchmarks.pipeline.latency import measure_burst, measure_latency, raw_publishes_per_s
-from benchmarks.pipeline.rebuild import measure_rebuild
 
 
 @pytest.mark.nightly("a run of a benchmark; test_repeated_commands.py and others have the pipeline")
