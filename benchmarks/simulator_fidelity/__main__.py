@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.report import Measured, Row, report, where_and_when
-from benchmarks.simulator_fidelity.calibration import Calibration
 from benchmarks.simulator_fidelity.outcomes import (
+    Calibration,
     Comparison,
     compared,
     control_row,

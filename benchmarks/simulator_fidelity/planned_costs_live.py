@@ -15,8 +15,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from benchmarks.report import Measured, Row, report, where_and_when
-from benchmarks.simulator_fidelity.calibration import Calibration
-from benchmarks.simulator_fidelity.outcomes import control_row, recorded_run, verdict
+from benchmarks.simulator_fidelity.outcomes import Calibration, control_row, recorded_run, verdict
 from benchmarks.simulator_fidelity.workload import (
     CONFIG,
     CONTROL,

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulator_fidelity.__main__ import rows
-from benchmarks.simulator_fidelity.calibration import Calibration
-from benchmarks.simulator_fidelity.outcomes import Outcome, compared, recorded_run, verdict
+from benchmarks.simulator_fidelity.outcomes import Calibration, Outcome, compared, recorded_run, verdict
 from benchmarks.simulator_fidelity.workload import (
     CONFIG,
     CONTROL,
