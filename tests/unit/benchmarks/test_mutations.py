@@ -7,9 +7,19 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.mutations.__main__ import ROOT, as_json, main, page
+from benchmarks.mutations.__main__ import (
+    ROOT,
+    Copy,
+    DoesNotApply,
+    FailsUnmutated,
+    Trial,
+    as_json,
+    files_of,
+    main,
+    mutated,
+    page,
+)
 from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
-from benchmarks.mutations.trials import Copy, DoesNotApply, FailsUnmutated, Trial, files_of, mutated
 
 FILES = {
     "sums.py": "def total(numbers):\n    return sum(numbers) + 0\n\n\ndef unused():\n    return 1\n",
@@ -62,7 +72,7 @@ def test_a_text_that_is_not_there_exactly_once_does_not_apply(old: str, count: i
 
 def test_a_copy_has_the_files_that_git_knows_and_no_other() -> None:
     files = files_of(ROOT)
-    assert {"benchmarks/mutations/trials.py", "elasticflow/shared", "pyproject.toml"} <= set(files)
+    assert {"benchmarks/mutations/mutation_list.py", "elasticflow/shared", "pyproject.toml"} <= set(files)
     assert not [name for name in files if "__pycache__" in name or name.startswith(".git/")]
 
 
