@@ -17,8 +17,7 @@ from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
-from testbed.scenarios import CURVES, services
-from testbed.simulated_runs import problems, settle
+from testbed.simulated_runs import CURVES, problems, services, settle
 
 NODES = ("a", "b")
 DEADLINE_S = 600.0  # alone, a job takes less than a minute

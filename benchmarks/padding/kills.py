@@ -19,8 +19,7 @@ from benchmarks.padding.task_functions import draw
 from benchmarks.report import Measured, Row
 from elasticflow.shared.messages.events import LoadFinished
 from elasticflow.simulator.replay.recorded_ledger import Entry
-from testbed.random_kills import kill_one
-from testbed.real_pool import POOL, RunningPool, eventually, persistently
+from testbed.real_pool import POOL, RunningPool, eventually, kill_one, persistently
 
 VICTIMS = (
     "runner",

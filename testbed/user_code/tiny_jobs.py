@@ -1,7 +1,7 @@
-"""A training job that costs almost nothing and logs each of its steps. Imported by workers only.
+"""Training jobs that cost almost nothing and log each step; some also talk, leave files, or die. For workers only.
 
-Its worker's log file (logs/<job_id>/g<generation>-r<rank>.log) identifies the worker; all processes of the machine
-share the clock.
+The log file of a worker (logs/<job_id>/g<generation>-r<rank>.log) identifies it; all processes of the machine share the
+clock.
 """
 
 import os
@@ -58,4 +58,62 @@ class Heavy(Steps):
     def train(self, batch, model, optimizer):
         if len(batch[0]) > self.hyperparameters["fits"]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return super().train(batch, model, optimizer)
+
+
+# --- jobs that write lines -----------------------------------------------------------------------------
+
+
+class Talks(Steps):
+    def train(self, batch, model, optimizer):
+        print(f"iteration {self.iteration + 1}")
+        return super().train(batch, model, optimizer)
+
+
+class Floods(Steps):
+    """Writes 100,000 numbered lines in each iteration, half of them from a child process."""
+
+    def train(self, batch, model, optimizer):
+        self._print(0)
+        child = os.fork()
+        if not child:
+            self._print(1)
+            os._exit(0)
+        os.waitpid(child, 0)
+        return super().train(batch, model, optimizer)
+
+    def _print(self, part):
+        first = (2 * self.iteration + part) * 50_000
+        os.write(1, "".join(f"{number:099d}\n" for number in range(first, first + 50_000)).encode())
+
+
+# --- a job that leaves files ---------------------------------------------------------------------------
+
+
+class Writes(Steps):
+    """Writes a file, one that is larger than a test's bound, and a link to a file outside."""
+
+    hyperparameters: Mapping[str, Scalar] = {"global_batch_size": 8, "step_s": 0.01, "large_bytes": 0}
+
+    def init_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    def evaluate(self, model: nn.Module) -> Mapping[str, float]:
+        folder = self.artifacts_folder
+        (folder / "plots").mkdir(exist_ok=True)
+        (folder / "plots" / "loss.csv").write_text("0,1.5\n")
+        (folder / "large.bin").write_bytes(b"x" * int(self.hyperparameters["large_bytes"]))
+        if not (folder / "passwd").is_symlink():
+            os.symlink("/etc/passwd", folder / "passwd")
+        return {"written": 1.0}
+
+
+# --- a job that dies -----------------------------------------------------------------------------------
+
+
+class Dies(Steps):
+    def train(self, batch, model, optimizer):
+        if self.iteration == 3:
+            print("the disk of the data set is gone")
+            os._exit(7)
         return super().train(batch, model, optimizer)

@@ -15,8 +15,7 @@ import pytest
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.job import Phase
 from testbed.fault_evidence import assert_sound, iterations_trained
-from testbed.random_kills import kill_one
-from testbed.real_pool import RunningPool, eventually, job, persistently, running_pool
+from testbed.real_pool import RunningPool, eventually, job, kill_one, persistently, running_pool
 from tests.support.rings import few_daily
 
 FIRST_SEED = int(os.environ.get("EF_FAULT_FIRST_SEED", "0"))

@@ -19,7 +19,7 @@ MAX_BYTES = 6_000_000
 
 
 def writing_job(**changes: object) -> JobSpec:
-    function = "testbed.user_code.artifact_jobs:Writes"
+    function = "testbed.user_code.tiny_jobs:Writes"
     settings = {"step_s": 0.01, "large_bytes": LARGE_BYTES}
     spec = job(JobClass.BEST_EFFORT, training_function=function, hyperparameters=settings, max_iterations=60)
     return replace(spec, **changes)

@@ -318,7 +318,7 @@ async def test_a_training_function_that_never_returns(user: User) -> None:
 
 async def test_the_last_lines_of_a_worker_that_died_are_reported(pool: RunningPool) -> None:
     """To users without the nodes' storage."""
-    function = "testbed.user_code.dying_jobs:Dies"
+    function = "testbed.user_code.tiny_jobs:Dies"
     await pool.acknowledged(job(JobClass.BEST_EFFORT, training_function=function), "dying")
     ended = (await pool.ended(["dying"])).ended_jobs["dying"]
     assert ended.phase is Phase.FAILED

@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 async def trained(pool: RunningPool, job_id: str, **changes: object) -> str:
     """The job's history, once its artifacts are stored or known not to be."""
     settings = {"step_s": 0.01, "large_bytes": 20_000_000}  # these libraries upload it in parts
-    function = "testbed.user_code.artifact_jobs:Writes"
+    function = "testbed.user_code.tiny_jobs:Writes"
     spec = job(JobClass.BEST_EFFORT, training_function=function, hyperparameters=settings, max_iterations=20)
     await pool.acknowledged(replace(spec, **changes), job_id)
     await pool.when(

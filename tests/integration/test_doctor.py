@@ -29,9 +29,8 @@ from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, MAX
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.files import keep_token
 from elasticflow.shared.state.pool import PoolState
-from testbed.deployed_server import serving
 from testbed.secured_pool import POOL as SECURED
-from testbed.secured_pool import secured_pool
+from testbed.secured_pool import secured_pool, serving
 from tests.support.certificates import make_certificates
 from tests.support.job_files import keep_files
 from tests.support.shared_pool import POOL

@@ -13,7 +13,7 @@ from elasticflow.shared.state.job import Phase
 from testbed.real_pool import POOL, RunningPool, eventually, job
 from tests.support.holes import skip_without_holes
 
-FLOODS = "testbed.user_code.talking_jobs:Floods"
+FLOODS = "testbed.user_code.tiny_jobs:Floods"
 NUM_ITERATIONS = 30  # of 100,000 lines of 100 bytes each
 MAX_GROWTH_BYTES = 150 << 20  # of any process; half of what the job writes
 

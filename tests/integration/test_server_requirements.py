@@ -19,8 +19,8 @@ from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES, StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.clock import SystemClock
-from testbed.deployed_server import deployed, serving
 from testbed.real_pool import persistently
+from testbed.secured_pool import deployed, serving
 from tests.support.shared_pool import PLAN, POOL, SUBMIT, Connect, add_result
 
 DEFAULT_PAYLOAD_BYTES = 1 << 20  # of a nats-server without the setting

@@ -14,7 +14,7 @@ from testbed.real_pool import POOL, RunningPool, job, slowed_down
 from tests.support.executor_process import ROOT
 
 WAIT_S = 240.0
-TALKS = "testbed.user_code.talking_jobs:Talks"
+TALKS = "testbed.user_code.tiny_jobs:Talks"
 
 
 async def follower(pool: RunningPool, folder: Path, job_id: str) -> asyncio.subprocess.Process:

@@ -11,8 +11,8 @@ from elasticflow.shared.errors import BadSettings, Unavailable
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
-from testbed.deployed_server import deployed
 from testbed.real_pool import persistently
+from testbed.secured_pool import deployed
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.shared_pool import POOL
 

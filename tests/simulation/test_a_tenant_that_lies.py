@@ -9,7 +9,7 @@ from elasticflow.shared.messages.commands import SubmitJob, id_of
 from elasticflow.shared.messages.job_spec import SHARED, JobClass
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
-from testbed.scenarios import CURVES, random_scenario, services
+from testbed.simulated_runs import CURVES, random_scenario, services
 from tests.support.rings import few_daily
 
 LIAR, HONEST, PARTNER = "mallory", "lab", "partner"

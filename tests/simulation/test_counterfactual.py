@@ -26,7 +26,7 @@ from elasticflow.simulator.replay.comparison import Comparison, compare
 from elasticflow.simulator.replay.counterfactual import run_on
 from elasticflow.simulator.replay.recorded_ledger import Entry, folded
 from testbed.histories import NOW_S, pool, submit
-from testbed.scenarios import random_scenario, services
+from testbed.simulated_runs import random_scenario, services
 from tests.support.baselines_in_ticks import IN_TICKS
 from tests.support.rings import few_daily
 

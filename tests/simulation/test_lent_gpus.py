@@ -24,7 +24,7 @@ from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualClu
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import services
+from testbed.simulated_runs import services
 
 CURVE = {1: 5.0, 2: 9.0, 4: 16.0, 8: 28.0}
 KNOWN = JobSpec(

@@ -11,7 +11,7 @@ from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualClu
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import services
+from testbed.simulated_runs import services
 
 CURVE = {1: 5.0, 2: 9.5, 4: 18.0, 8: 34.0, 16: 60.0}
 

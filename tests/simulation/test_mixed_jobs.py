@@ -11,7 +11,7 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, Faults, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import random_scenario, services
+from testbed.simulated_runs import random_scenario, services
 from tests.support.rings import few_daily
 
 TYPE_BY_NODE = {"a": "V100", "b": "P100", "c": "V100", "d": "P100"}

@@ -7,7 +7,7 @@ import pytest
 
 from elasticflow.shared.messages.events import PlanDecided, SnapshotSaved
 from elasticflow.simulator.pipeline.cluster import Scenario, VirtualCluster
-from testbed.scenarios import random_scenario, services
+from testbed.simulated_runs import random_scenario, services
 from tests.support.rings import few_daily
 
 OWNED = "elasticflow.shared.runtime.service.command_queue.owned"

@@ -14,8 +14,7 @@ from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.pipeline.cluster import Faults
 from elasticflow.simulator.pipeline.nodes import VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import is_of_planner, is_of_upgraded
-from testbed.scenarios import random_scenario
-from testbed.simulated_runs import SHORT_STORM, UPGRADE, problems, run_to_rest, short_storm
+from testbed.simulated_runs import SHORT_STORM, UPGRADE, problems, random_scenario, run_to_rest, short_storm
 
 UPGRADE_SEEDS = range(505, 509)
 LONG_JOB_SEEDS = range(500, 504)

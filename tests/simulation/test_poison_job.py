@@ -15,8 +15,7 @@ from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.cluster import Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.nodes import VirtualNode
-from testbed.scenarios import random_scenario
-from testbed.simulated_runs import not_at_rest, run_to_rest
+from testbed.simulated_runs import not_at_rest, random_scenario, run_to_rest
 from tests.support.rings import few_daily
 
 POISON = "job-02"

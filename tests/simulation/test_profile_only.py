@@ -12,7 +12,7 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, Arrival, Faults, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import random_scenario, services
+from testbed.simulated_runs import random_scenario, services
 
 BAD_TIMES = replace(MANY_FAULTS, until_s=100.0)
 

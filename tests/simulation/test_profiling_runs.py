@@ -15,7 +15,7 @@ from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, NO_FAULTS, Arriv
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import random_scenario, services
+from testbed.simulated_runs import random_scenario, services
 
 CURVE = {1: 5.0, 2: 9.0, 4: 16.0, 8: 28.0}
 SLOW = JobSpec(

@@ -30,7 +30,7 @@ from elasticflow.simulator.pipeline.cluster import (
 )
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import random_scenario, services
+from testbed.simulated_runs import random_scenario, services
 from tests.support.rings import few_daily
 
 LONGEST_S = 3_600.0

@@ -9,8 +9,7 @@ from elasticflow.shared.messages.events import JobFailed, WorkerCrashed
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario
 from elasticflow.simulator.pipeline.nodes import VirtualNode
-from testbed.scenarios import random_scenario
-from testbed.simulated_runs import problems, run_to_rest
+from testbed.simulated_runs import problems, random_scenario, run_to_rest
 
 INSTALL_S = 400.0  # the pool gives a job 120 s without a step
 

@@ -9,7 +9,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
-from testbed.scenarios import services
+from testbed.simulated_runs import services
 
 PROFILED = {1: 5.0, 2: 9.0, 4: 16.0}
 SPEC = JobSpec(

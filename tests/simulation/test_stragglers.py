@@ -24,7 +24,7 @@ from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, START_S, Arrival
 from elasticflow.simulator.pipeline.invariants import violations
 from elasticflow.simulator.pipeline.virtual_workers import Slowness, TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import random_scenario, services
+from testbed.simulated_runs import random_scenario, services
 from tests.support.rings import few_daily
 
 SPEC = JobSpec(

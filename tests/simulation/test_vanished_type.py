@@ -14,7 +14,7 @@ from elasticflow.simulator.pipeline.cluster import Arrival, Faults, Scenario, Vi
 from elasticflow.simulator.pipeline.invariants import broken_promises, violations
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.retaken_decisions import verify
-from testbed.scenarios import services
+from testbed.simulated_runs import services
 from tests.simulation.test_profiles_by_type import CURVE, SPEC
 from tests.support.rings import few_daily
 

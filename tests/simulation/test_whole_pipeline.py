@@ -20,8 +20,7 @@ from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.cluster import NO_FAULTS, Faults, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import acknowledged_early, broken_promises, violations
 from testbed import simulated_runs
-from testbed.scenarios import random_scenario
-from testbed.simulated_runs import POWER_STORM, SHORT_STORM, STORM, problems, run_to_rest, short_storm
+from testbed.simulated_runs import POWER_STORM, SHORT_STORM, STORM, problems, random_scenario, run_to_rest, short_storm
 from tests.support.rings import NIGHTLY, few_daily
 
 CALM_SEEDS, STORM_SEEDS = range(6), range(110, 118)

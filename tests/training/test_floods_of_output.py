@@ -11,7 +11,7 @@ from tests.support.task_runners import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-FLOODS = "testbed.user_code.talking_jobs:Floods"
+FLOODS = "testbed.user_code.tiny_jobs:Floods"
 
 
 async def test_the_log_of_a_worker_keeps_its_newest_output(node, spec_of):

@@ -28,7 +28,7 @@ from elasticflow.simulator.trace.simulated_run import SimulatedRun
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs, bundled_trace
-from testbed.scenarios import services
+from testbed.simulated_runs import services
 
 NOW_S = 1_000.0
 TOGETHER = 250  # submissions of one decision
