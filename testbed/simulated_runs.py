@@ -1,4 +1,4 @@
-"""Simulated runs of a whole pool until it is at rest, the checks that hold for each, and scenarios drawn from a seed."""
+"""Simulated runs of a whole pool until it is at rest, the checks that hold for each, and scenarios from a seed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
