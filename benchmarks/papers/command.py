@@ -10,13 +10,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.papers.analogue_rows import AnalogueSection, analogue_counts, analogue_section
 from benchmarks.papers.analogues import RESULTS, Analogue, chosen_analogues, read_analogues, recorded_result
 from benchmarks.papers.claims import chosen
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.execution import Inputs, Store, csv_files, execute_run, further_figures
 from benchmarks.papers.live import MEASURES, LiveStore, measure_part
-from benchmarks.papers.report import write_report
+from benchmarks.papers.report import AnalogueSection, analogue_counts, analogue_section, write_report
 from benchmarks.papers.rows import counts, read_reasons, sections
 from benchmarks.papers.runs import Run, all_runs
 from benchmarks.report import machine

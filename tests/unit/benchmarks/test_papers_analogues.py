@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.analogue_rows import AnalogueSection, analogue_section, markdown_lines
 from benchmarks.papers.analogues import (
     RESULTS,
     Analogue,
@@ -22,6 +21,7 @@ from benchmarks.papers.analogues import (
 from benchmarks.papers.claims import chosen
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.live import MEASURES, LiveStore
+from benchmarks.papers.report import AnalogueSection, analogue_section, markdown_lines
 from benchmarks.papers.verdicts import Verdict
 from elasticflow.shared.errors import BadSettings
 

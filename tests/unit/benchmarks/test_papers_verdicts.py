@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.analogue_rows import AnalogueSection, analogue_section, markdown_lines, not_reached
 from benchmarks.papers.analogues import RESULTS, read_analogues, recorded_result
 from benchmarks.papers.claims import Average, Better, Claim, Contestant, Form, ReadFrom, Setup
 from benchmarks.papers.claims_file import read_claims
 from benchmarks.papers.live import MEASURES
+from benchmarks.papers.report import AnalogueSection, analogue_section, markdown_lines, not_reached
 from benchmarks.papers.rows import NONE_KNOWN, read_reasons
 from benchmarks.papers.runs import Run, for_bound, for_ours, measured, runs_of
 from benchmarks.papers.verdicts import Beside, Measurement, Verdict, verdict
