@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-import structlog
-
 from elasticflow.services.executor.processes.fork_server_client import (
     Exited,
     ForkedProcess,
@@ -31,9 +29,8 @@ from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WarmUp, WriteLog
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.service.housekeeping import keep_up
-
-log = structlog.get_logger()
 
 # --- frame rate ----------------------------------------------------------------------------------------
 # How many messages a worker may send: each waits in its executor's memory until the next decision.

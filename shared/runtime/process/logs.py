@@ -34,9 +34,35 @@ def configure_logs(log_format: str = "auto", *, level: str = "info", stream: Tex
     )
 
 
+class _LogOfProcess:
+    """The log as this process has configured structlog: a service, a worker, a command, or a program of a user.
+
+    In a program that has not, this code is a library: its warnings go to standard error, and all else is dropped.
+    structlog itself would print every line to standard output, among the user's own.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(structlog.get_logger() if structlog.is_configured() else _only_warnings(), name)
+
+
+log: Any = _LogOfProcess()
+
+
 def get_log(service: str, **keys: Any) -> Any:
     """A logger whose every line names its service."""
-    return structlog.get_logger().bind(service=service, **keys)
+    return log.bind(service=service, **keys)
+
+
+def _only_warnings() -> Any:
+    return structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),  # of now: notebooks and tests replace it
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+    )
 
 
 class BackoffLogger:

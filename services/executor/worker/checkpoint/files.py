@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.checkpoint.parameter_slices import whole_state
 from elasticflow.shared.messages.worker_protocol.from_worker import MODEL_FOLDER, model_file_name
 from elasticflow.shared.runtime.process.files import rename_durably
+from elasticflow.shared.runtime.process.logs import log
 
 
 @dataclass(eq=False)
@@ -86,8 +86,6 @@ class _Hashed:
 #
 # A part's name holds generation, iteration, rank and the SHA-256 of its content. The checkpoint is written once all
 # parts are there. One whose parts are missing or damaged is no checkpoint.
-
-log = structlog.get_logger()
 
 _NAME = re.compile(r"g(\d{10})-i(\d{14})-p(\d{5})-([0-9a-f]{64})\.part")
 _POLL_S = 0.05

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.checkpoint.files import (
@@ -29,8 +28,7 @@ from elasticflow.services.executor.worker.checkpoint.files import (
 )
 from elasticflow.shared.errors import Stop
 from elasticflow.shared.runtime.process.files import open_regular_file, rename_durably
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 _KEEP = 2  # an older one remains if the newest is damaged later
 _ALWAYS_READABLE = (type(None), bool, int, float, str)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.checkpoint.files import write_model
@@ -21,6 +20,7 @@ from elasticflow.services.executor.worker.group.nested_tensors import flatten, u
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.shared.messages.worker_protocol.from_worker import CheckpointFailed, CheckpointWritten
+from elasticflow.shared.runtime.process.logs import log
 
 # --- host copies ---------------------------------------------------------------------------------------
 # Copies of a state in memory of the host, which is reused from checkpoint to checkpoint.
@@ -69,8 +69,6 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
 # --- writer --------------------------------------------------------------------------------------------
 
 _MOST_COST = 0.05  # of the training time: the wait for the copy, and the processor time of the write
-
-log = structlog.get_logger()
 
 
 class CheckpointWriter:

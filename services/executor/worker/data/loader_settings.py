@@ -17,7 +17,6 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -33,8 +32,7 @@ from torch.utils.data._utils import worker as torch_worker
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, keep_generators, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.sample_order import Numbers
 from elasticflow.services.executor.worker.interface import TrainingFailed
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 _MOST_WRAPPERS = 4  # of a data set: Subset and the like
 _ITERATE_AS_TORCH = ("torch", "torchdata", "accelerate")  # packages whose loaders change nothing in a batch

@@ -27,7 +27,6 @@ from functools import partial
 from io import BytesIO
 from typing import Any, NoReturn
 
-import structlog
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -40,6 +39,7 @@ from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Str
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
+from elasticflow.shared.runtime.process.logs import log
 
 # --- Copies batches to a device beside its work, whatever types a batch is made of ---------------------
 
@@ -309,8 +309,6 @@ CHANGING_SAMPLES = (
     "the index, with random numbers of torch, numpy or random, which the job seeds for each part of a batch. Keep no "
     "counter, no generator with a seed of its own and no changed sample"
 )
-
-log = structlog.get_logger()
 
 
 class ReadAhead:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import structlog
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -30,8 +29,7 @@ from elasticflow.services.executor.worker.data.streams import (
 )
 from elasticflow.services.executor.worker.group.compatibility_digest import decode_value, encode_value
 from elasticflow.services.executor.worker.interface import TrainingFailed
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 MARK_EVERY = 100  # steps
 _KEPT = 2  # batches

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.checkpoint.files import PartFiles, part_names
@@ -22,9 +21,8 @@ from elasticflow.services.executor.worker.group.state_transfer import broadcast_
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import Stateful
-
-log = structlog.get_logger()
 
 _POLL_S = 0.2  # for a checkpoint that the shared storage may not show yet
 _MOST_NAMED = 4  # files, in a report

@@ -8,11 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import structlog
-
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import OnStep
 
 
@@ -79,8 +78,6 @@ def _values(numbers: DeviceNumbers) -> list[tuple[float, ...]]:
 # The newest iteration that was fed is written beside the checkpoints, before the sink gets it. So iterations that are
 # trained again after a crash are not fed again, and a new leader feeds the iteration that the last one left. Only if
 # a leader dies within the call of the sink, or all agreement on an iteration is lost, is that iteration missing.
-
-log = structlog.get_logger()
 
 _FILE, _DIGITS = "fed-iteration", 14
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import structlog
 import torch
 from torch import nn
 
@@ -20,9 +19,8 @@ from elasticflow.services.executor.worker.interface import TrainingFailed, Train
 from elasticflow.services.executor.worker.process.compiled_models import is_compiled
 from elasticflow.services.executor.worker.process.device import driver_version
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import Stateful
-
-log = structlog.get_logger()
 
 CompatibilityDigest = dict[str, str]  # value or hash, by property
 

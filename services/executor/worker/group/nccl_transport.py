@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-import structlog
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
@@ -28,8 +27,7 @@ from elasticflow.services.executor.worker.group.transport import (
     broadcast_coalesced,
     in_known_type,
 )
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 # Read by the constructor of torch's group. 0: its threads neither end the process nor wait before they report.
 _NO_OWN_ERROR_HANDLING: Mapping[str, str] = {

@@ -17,14 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, NoReturn, Protocol
 
-import structlog
 import torch.distributed as dist
 
 from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 
 @dataclass(eq=False)

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psutil
-import structlog
+
+from elasticflow.shared.runtime.process.logs import log
 
 _SO_ATTACH_FILTER = 26  # Linux
 _DROP_ALL = struct.pack("@HBBI", 0x06, 0, 0, 0)  # a socket filter: return 0 bytes of each segment
@@ -168,8 +169,6 @@ def _digest(secret: str, *parts: bytes) -> bytes:
 # --- The network interface by which gloo and NCCL move tensors between nodes ---------------------------
 # EF_DATA_INTERFACE of the executor names it, or NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME do. By default it is the
 # one of the advertised host, by which the bus is reached, too.
-
-log = structlog.get_logger()
 
 CHECK_NETWORK = (
     "unless a worker was lost: set EF_DATA_INTERFACE of each executor to an interface by which nodes reach each other, "

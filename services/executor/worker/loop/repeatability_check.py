@@ -18,7 +18,6 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-import structlog
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -31,8 +30,7 @@ from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.users_code import is_users_module, items_of
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript, is_looped_by_library
 from elasticflow.shared.errors import names_in_short
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 # --- hidden state --------------------------------------------------------------------------------------
 # What user code may keep from step to step although it is no state of its job: found by walking through its objects.

@@ -15,8 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
-import structlog
-
 from elasticflow.services.executor.worker.checkpoint.store import Superseded
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
@@ -37,6 +35,7 @@ from elasticflow.services.executor.worker.process.users_process import PROCESS, 
 from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_VARIABLE, ExitCode, Failed
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, WarmUp
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
+from elasticflow.shared.runtime.process.logs import log
 
 # --- process title -------------------------------------------------------------------------------------
 # The title of a worker in `ps` and `top`: the name of its job, in place of the command of the fork server.
@@ -120,8 +119,6 @@ def _engine_indent(entry: list[str]) -> str | None:
 
 _MAX_TEXT = 16_000  # characters of an error or traceback that are sent; the log has all of it
 _MAX_NOTES = 2_000  # after those of the error
-
-log = structlog.get_logger()
 
 
 def run_worker(sock: socket.socket, received: bytes, folders: WorkerFolders) -> NoReturn:

@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import structlog
-
 from elasticflow.services.executor.worker.data.virtual_nodes import chosen_count, counts_to_choose_from
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.trainer import Trainer
@@ -21,8 +19,7 @@ from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import DeviceLost, release_memory
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount, counts_to_measure
 from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 _MIN_ITERATIONS = 3
 _LEAST_STEP_S = 1e-6  # of the clock

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import structlog
-
 from elasticflow.services.executor.worker.engine.step_agreement import Agreement
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.group.compatibility_digest import CompatibilityDigest, compatibility_digest
@@ -32,11 +30,10 @@ from elasticflow.services.executor.worker.process.channel import Channel
 from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded, release_memory
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol.from_worker import Interrupted, Started, Switched
+from elasticflow.shared.runtime.process.logs import log
 
 _POLL_S = 0.002
 _STEPS_TO_AGREE = 2  # that all are ready: the present step, and the next
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import structlog
-
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
 from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed
 from elasticflow.services.executor.worker.engine.trainer import Trainer
@@ -39,8 +37,7 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Interrupted, Profiled, Started
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 _RANK_DELAY_S = 0.1  # between two survivors that would write the same checkpoint
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.data.dataset import DataSet
@@ -66,6 +65,7 @@ from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import Stateful
 
 # --- dry step ------------------------------------------------------------------------------------------
@@ -76,8 +76,6 @@ from elasticflow.shared.training_interface import Stateful
 # On a GPU, a first step loads kernels, plans convolutions and reserves memory; a compiled model compiles. Nothing of
 # the dry step is kept: neither gradients nor buffers, additional state, random numbers or attributes of the user's
 # object.
-
-log = structlog.get_logger()
 
 _ADVICE = "none is needed unless the job's next step fails too"
 

@@ -16,8 +16,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Protocol, get_args
 
-import structlog
-
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.log_file import write_output_to
 from elasticflow.services.executor.worker.process.users_process import PROCESS
@@ -40,9 +38,8 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
 from elasticflow.shared.runtime.process.clock import boot_s
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
-
-log = structlog.get_logger()
 
 
 class ExecutorLink(Protocol):

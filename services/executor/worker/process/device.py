@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.process.compiled_models import compile_each_shape_alone
 from elasticflow.shared.errors import Retry
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 # --- gpu problems --------------------------------------------------------------------------------------
 # What an operator can do about a GPU that does not start, or that other processes use: one line for the job's log.

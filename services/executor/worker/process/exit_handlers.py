@@ -18,15 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
-import structlog
+from elasticflow.shared.runtime.process.logs import log
 
 AT_END_S = 60.0  # for a job that ends; less than the wait for a job without progress
 ON_THE_WAY_S = 5.0  # for a worker that leaves, stops or fails: half of the executor's usual grace
 _TEXTS = (io.TextIOWrapper,)
 _CLOSED = (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile, zipfile.ZipFile)  # each writes its last bytes when it is closed
 _BYTES = (io.BufferedWriter, io.BufferedRandom)
-
-log = structlog.get_logger()
 
 
 class ExitHandlers:

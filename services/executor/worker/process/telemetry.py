@@ -15,13 +15,10 @@ from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 
-import structlog
-
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.services.executor.worker.process.users_process import PROCESS, places_of_threads
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed, Warned
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 _PERIOD_S = 0.5
 _LOG = 2  # standard error is the job's log

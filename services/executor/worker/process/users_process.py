@@ -15,15 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import structlog
-
 from elasticflow.services.executor.worker.process.users_code import is_users_frame, modules_in
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import Ending, ExitCode, FromWorker, Warned
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 _MAX_REPORT_BYTES = 4096
 _TIMERS = {signal.SIGALRM: "ITIMER_REAL", signal.SIGVTALRM: "ITIMER_VIRTUAL", signal.SIGPROF: "ITIMER_PROF"}

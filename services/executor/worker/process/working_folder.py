@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from elasticflow.services.executor.worker.process.users_code import enter_code, keep_source_lines
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -26,10 +24,9 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
+from elasticflow.shared.runtime.process.logs import log
 
 _COPIED_AT_S = 315_532_800  # 1980, as in the archive: a file that a job changes never has this time
-
-log = structlog.get_logger()
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from itertools import pairwise
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
-import structlog
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
@@ -63,8 +62,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Started,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
-
-log = structlog.get_logger()
+from elasticflow.shared.runtime.process.logs import log
 
 # --- torchrun progress ---------------------------------------------------------------------------------
 # The progress of a torchrun script, which reports none itself: steps of its optimizer, and files that it saves.

@@ -21,7 +21,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle, limit_memory, memory_advice
@@ -52,6 +51,7 @@ from elasticflow.shared.messages.worker_protocol.task_running import (
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.process.process_termination import kill_own_process_group
 
 # --- result file ---------------------------------------------------------------------------------------
@@ -184,8 +184,6 @@ def _free_memory(error: BaseException) -> None:
 
 
 # --- run tasks -----------------------------------------------------------------------------------------
-
-log = structlog.get_logger()
 
 
 def run_tasks(sock: socket.socket, order: RunTasks, received: bytes, folders: WorkerFolders) -> NoReturn:

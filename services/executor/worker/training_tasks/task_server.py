@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import structlog
 import torch
 
 from elasticflow.services.executor.worker.group.compatibility_digest import CompatibilityDigest, require_compatible
@@ -22,6 +21,7 @@ from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.training_tasks.task_steps import Contribution
 from elasticflow.services.executor.worker.training_tasks.tensor_connection import TensorConnection, contribution_in
+from elasticflow.shared.runtime.process.logs import log
 
 # --- step tasks ----------------------------------------------------------------------------------------
 # Which tasks of one step are under way, which are done, and which to hand out a second time. Pure.
@@ -87,8 +87,6 @@ _POLL_S = 0.1
 _IDLE_S = 0.1
 _LATE = 1.5  # times the median duration: a task that takes longer is duplicated
 _LOOPBACK = "127.0.0.1"
-
-log = structlog.get_logger()
 
 
 class TaskServer:

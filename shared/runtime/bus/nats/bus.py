@@ -2,8 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 
-import structlog
-
 from elasticflow.shared.errors import (
     NotPermitted,
     RequestTimeout,
@@ -39,9 +37,8 @@ from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyIn
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
 from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, check_replicas, stream_configs
 from elasticflow.shared.runtime.process.clock import fresh_id
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.process.nats_access import WITH_TOKEN, NatsAccess
-
-log = structlog.get_logger()
 
 
 async def connect_nats(

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
-import structlog
 from nats.aio.client import Client
 
 from elasticflow.shared.errors import BadCredentials, BadSettings, Unavailable
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 
 _WEBSOCKETS = ("ws", "wss")
@@ -67,9 +67,6 @@ class ConnectionListener(NamedTuple):
     disconnected: Told
     reconnected: Told
     closed: Told
-
-
-log = structlog.get_logger()
 
 
 def _is_no_report_of_nats_py(record: logging.LogRecord) -> bool:

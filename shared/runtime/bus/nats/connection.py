@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import nats.errors
-import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -28,6 +27,7 @@ from elasticflow.shared.errors import (
 )
 from elasticflow.shared.runtime.bus.nats.client import ConnectionListener, check_url, connect_client, masked
 from elasticflow.shared.runtime.bus.nats.replies import Answers, ConnectionBroke, ReplyInbox, status_of
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 
 # --- refusals ------------------------------------------------------------------------------------------
@@ -69,8 +69,6 @@ _API = "$JS.API"
 API_OF_POOL = "ef.api"  # the same for a client of another account: there, NATS answers on $JS.API that JetStream is off
 _NOT_ENABLED = (10035, 10039)
 _HEADER_LINE_BYTES = 14  # "NATS/1.0\r\n", and the empty line at the end
-
-log = structlog.get_logger()
 
 
 class Connection:

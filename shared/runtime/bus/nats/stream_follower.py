@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import structlog
 from nats.aio.msg import Msg
 
 from elasticflow.shared.errors import BusClosed, LedgerBroken, LedgerTruncated, Unavailable
@@ -24,6 +23,7 @@ from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.jetstream_api import check, first_readable, leader_info
 from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
+from elasticflow.shared.runtime.process.logs import log
 
 # --- Does the ledger still hold what was read of it, and what its leader counts? -----------------------
 # A server that lags behind seems to have a shorter one, and catches up. Only what its leader tells counts; in a
@@ -32,8 +32,6 @@ from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
 # read. It delivers none of them and says nothing.
 
 CONFIRMED_AFTER_S = 5.0  # a leader that was paused believes for a moment that it still leads
-
-log = structlog.get_logger()
 
 
 class LedgerPosition:

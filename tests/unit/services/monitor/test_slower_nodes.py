@@ -1,9 +1,9 @@
 """The monitor logs a node whose GPU type is probably wrong, once."""
 
-import structlog
 from structlog.testing import capture_logs
 
 from elasticflow.services.monitor.node_watch import SlowerNodes
+from elasticflow.shared.runtime.process.logs import log
 from tests.support.worker_events import joined
 from tests.unit.shared.state.test_node_speeds import pool_with
 
@@ -11,7 +11,7 @@ SPEEDS = {"node-0": [1.0, 0.98, 1.02], "node-1": [0.7, 0.69, 0.72]}
 
 
 def test_a_slower_node_is_logged_once_and_again_in_another_life() -> None:
-    history, nodes = pool_with(SPEEDS), SlowerNodes(structlog.get_logger())
+    history, nodes = pool_with(SPEEDS), SlowerNodes(log)
     with capture_logs() as logs:
         nodes.report(history.state)
         nodes.report(history.state)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from elasticflow.shared.runtime.process.logs import configure_logs
+from elasticflow.shared.runtime.process.logs import configure_logs, log
 
 
 class Terminal(io.StringIO):
@@ -26,7 +26,7 @@ def test_a_terminal_has_colour_unless_no_color_is_set(no_color: str, monkeypatch
     monkeypatch.setenv("NO_COLOR", no_color)
     terminal = Terminal()
     configure_logs(stream=terminal)
-    structlog.get_logger().info("Started")
+    log.info("Started")
     assert ("\x1b[" in terminal.getvalue()) == (not no_color)
 
 
@@ -37,6 +37,6 @@ def test_a_traceback_has_no_values_of_variables() -> None:
         secret = "value-" + "1"
         raise ValueError(len(secret))
     except ValueError:
-        structlog.get_logger().exception("Failed")
+        log.exception("Failed")
     assert "ValueError: 7" in stream.getvalue()
     assert "value-1" not in stream.getvalue()

@@ -7,6 +7,7 @@ import structlog
 from prometheus_client import generate_latest
 
 from elasticflow.shared.errors import BadCredentials, BadSettings, ElasticFlowError, Unavailable
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service import run_service
@@ -87,7 +88,6 @@ async def test_who_waits_for_nats_says_so_ever_more_rarely_and_when_it_is_there(
     monkeypatch.setattr(run_service, "connect_nats", connect)
     monkeypatch.setattr(run_service, "CONNECT_RETRY_S", 0.0)
     with structlog.testing.capture_logs() as lines:
-        log = structlog.get_logger()
         await run_service._connected("monitor", Settings.from_environment({}), log, Metrics("monitor", "lab"))
     assert [line["tries"] for line in lines if line["log_level"] == "warning"] == [1, 2, 4, 8, 16, 32]
     assert lines[-1] == {"event": "nats is not ready: over", "tries": 40, "log_level": "info"}
@@ -109,7 +109,7 @@ async def test_the_metric_of_the_connection_follows_a_break_and_the_return(
 
     monkeypatch.setattr(run_service, "connect_nats", connect)
     metrics = Metrics("monitor", "lab")
-    await run_service._connected("monitor", Settings.from_environment({}), structlog.get_logger(), metrics)
+    await run_service._connected("monitor", Settings.from_environment({}), log, metrics)
     shown: list[bool] = []
     for state in ("connected", "disconnected", "reconnected", "closed"):
         reported["on_state"](state)
