@@ -25,12 +25,13 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
+from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.nodes import awaited_nodes, is_still_there
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.times import moment_in_words
+from elasticflow.times import duration_in_words, moment_in_words
 
 # --- Each event as the cause of a later change of GPUs -------------------------------------------------
 
@@ -104,6 +105,7 @@ LENT_BY = "lent by"  # in the sentence on GPUs that promised jobs lend
 _PLANNED = "the planned shares change at this time"
 _MOST_AWAITED = 8  # nodes that a sentence names
 _ANOTHER_JOB = "a job of another tenant"
+_SHORTEST_DELAY_S = 0.05  # a shorter one would read as 0.0s
 _ENDS_A_RISK: Mapping[type[Event], str] = {
     events.PlacementDecided: "the monitor judges its new generation anew",
     events.JobAmended: "the amended promise has a plan",
@@ -263,8 +265,7 @@ class EventsInWords:
             case events.ProfileCompleted() if is_profile_of(new, event.profile_key):
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
             case events.JobAdmitted() if name in event.replanned:
-                share = schedule_in_words(event.replanned[name])
-                return f"replanned so that {shown(event.job_id)} is admitted, still in time: {share}"
+                return _replanned(new, event.replanned[name], shown(event.job_id))
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
                 gone = "left" if event.reason == "left" else f"was lost ({event.reason})"
                 return f"{event.node_id} {gone} with workers of this job"
@@ -309,6 +310,17 @@ class EventsInWords:
             return job_id if job is not None and job.tenant == tenant else _ANOTHER_JOB
 
         return shown if self._for_tenants else str
+
+
+def _replanned(job: Job, schedule: ShareSchedule, admitted: str) -> str:
+    """A job that was late before may be so in its new schedule."""
+    end_s = max((segment.end_s for segment in segments(schedule) if segment.num_gpus), default=None)
+    if end_s is None:
+        return f"replanned when {admitted} was admitted: the pool has no GPUs on which it would end"
+    share, late_s = schedule_in_words(schedule), end_s - (end_s if job.deadline_s is None else job.deadline_s)
+    if late_s > _SHORTEST_DELAY_S:
+        return f"replanned when {admitted} was admitted, to end {duration_in_words(late_s)} after its deadline: {share}"
+    return f"replanned so that {admitted} is admitted, still in time: {share}"
 
 
 def _earlier_job(earlier: Job | None) -> str:

@@ -77,7 +77,7 @@ class JobAdmitted:
     minimum_satisfactory_share: ShareSchedule
     gpu_seconds: DurationS
     least_gpu_seconds: DurationS = 0.0  # to keep the deadline on an empty cluster; 0 without a deadline
-    # New schedules of promised jobs that were replanned for this job and are still in time.
+    # New schedules of promised jobs that were replanned for this job: in time, unless the job was late before.
     replanned: Mapping[Token, ShareSchedule] = field(default_factory=dict[str, ShareSchedule])
     gpu_type: GpuType = ""  # on which it is promised; "": the pool's first type
     pinned: bool = False  # the schedule has no room for a migration: the job keeps its GPUs while their number stays

@@ -469,7 +469,21 @@ def test_a_rejection_names_its_other_offers() -> None:
     assert larger.startswith(f"25 iterations, in batches of {4 * submitted.global_batch_size}, by ")
 
 
-def test_a_replanned_job_names_the_admitted_one() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ((NOW_S, NOW_S + 90.0, 1), "replanned so that j2 is admitted, still in time: 1 GPU for 1m 30s"),
+        ((NOW_S, NOW_S + 100.0, 1), "replanned so that j2 is admitted, still in time: 1 GPU for 1m 40s"),
+        (
+            (NOW_S, NOW_S + 130.0, 2),
+            "replanned when j2 was admitted, to end 30.0s after its deadline: 2 GPUs for 2m 10s",
+        ),
+        ((), "replanned when j2 was admitted: the pool has no GPUs on which it would end"),
+    ],
+)
+def test_a_replanned_job_names_the_admitted_one_and_whether_it_ends_in_time(
+    schedule: tuple[float, ...], told: str
+) -> None:
     ledger = pool().admitted("j1")
     admitted = events.JobAdmitted(
         job_id="j2",
@@ -478,11 +492,11 @@ def test_a_replanned_job_names_the_admitted_one() -> None:
         deadline_s=NOW_S + 30.0,
         minimum_satisfactory_share=(),
         gpu_seconds=10.0,
-        replanned={"j1": (NOW_S, NOW_S + 90.0, 1)},
+        replanned={"j1": schedule},
         at_s=NOW_S,
     )
     ledger.decided("admission", admitted)
-    assert ledger.of("j1")[-1] == "replanned so that j2 is admitted, still in time: 1 GPU for 1m 30s"
+    assert ledger.of("j1")[-1] == told
 
 
 def test_an_unknown_job_has_no_history() -> None:
