@@ -1,11 +1,11 @@
 """Decisions of a pool's operator, appended to the plan: its configuration, and the announced end of a node."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -51,6 +51,7 @@ async def append_decision(
 _CONNECT_WAIT_S = 5.0
 # The default of a new pool. In a ledger without this field the field is False.
 _NEW = PoolConfig(stop_free=True)
+_SETTINGS = {each.name for each in fields(PoolConfig)}
 _NAMES = {each.name for kind in (PoolConfig, TenantQuota, GpuHourBudget, FailureTimeouts) for each in fields(kind)}
 _AS_WANTED: Mapping[str, Any] = MappingProxyType({})
 
@@ -67,6 +68,9 @@ def read_config(file: Path) -> PoolConfig:
         raise BadSettings((f"{file}: {error}",)) from None
     if not isinstance(given, dict):
         raise BadSettings((f"{file}: a pool's configuration is a map of settings",))
+    if misplaced := tuple(_misplaced(cast("dict[str, Any]", given))):
+        where = "to the top level" if file.suffix == ".json" else "above the first [table]"
+        raise BadSettings(tuple(f"{file}: {key} is a setting of the pool: move it {where}" for key in misplaced))
     try:
         config = TypeAdapter(PoolConfig).validate_python({"stop_free": _NEW.stop_free} | given, extra="forbid")
     except ValidationError as error:
@@ -74,6 +78,21 @@ def read_config(file: Path) -> PoolConfig:
     if problems := config.timeouts.problems():
         raise BadSettings(tuple(f"{file}: {problem}" for problem in problems))
     return config
+
+
+def _misplaced(table: Mapping[str, Any], *tables: str) -> Iterator[str]:
+    """The settings of the pool that a table of tenants, nodes or GPU types would take as names of these.
+
+    A line that is appended to a TOML file belongs to its last table. A table is no such line: a tenant may be called
+    `curves`.
+    """
+    for key, value in table.items():
+        inner = cast("list[Any]", value if isinstance(value, list) else [value])
+        inner_tables = [cast("Mapping[str, Any]", each) for each in inner if isinstance(each, Mapping)]
+        for each in inner_tables:
+            yield from _misplaced(each, *tables, key)
+        if tables and key in _SETTINGS and not inner_tables:
+            yield ".".join((*tables, key))
 
 
 def _problem_in(details: ErrorDetails) -> str:

@@ -35,6 +35,7 @@ from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.simulator.padding.loads import read_loads
 from elasticflow.simulator.timing.overhead import overhead_model
 from testbed.histories import NOW_S, pool
+from tests.support.installation import ROOT
 from tests.support.worker_events import admitted
 
 COMMANDS = (
@@ -308,6 +309,38 @@ def test_every_wrong_setting_of_a_pool_is_named(nowhere: Path) -> None:
         "quotas.lab.jobs_per_day is not a setting of a pool; did you mean max_jobs_per_day",
     ):
         assert f"{nowhere / 'pool.toml'}: {problem}" in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "table", ["padding_weights", "racks", "quotas", "quotas.lab", "[quotas.lab.budgets]", 'curves."a/b1"']
+)
+def test_a_setting_below_a_table_is_told_where_it_belongs(nowhere: Path, table: str) -> None:
+    file, named = nowhere / "pool.toml", table.strip("[]").replace('"', "")
+    file.write_text(f'[{table}]\ncode_kept_s = 604800.0\nbest_effort = "fair"\n')
+    with pytest.raises(BadSettings) as wrong:
+        read_config(file)
+    for key in ("code_kept_s", "best_effort"):
+        assert f"{file}: {named}.{key} is a setting of the pool: move it above the first [table]" in str(wrong.value)
+
+
+def test_a_setting_in_a_map_of_json_is_told_where_it_belongs(nowhere: Path) -> None:
+    (nowhere / "pool.json").write_text('{"padding_weights": {"lab": 2.0, "reserve_nodes": 1}}')
+    with pytest.raises(BadSettings, match=r"padding_weights\.reserve_nodes is .*: move it to the top level"):
+        read_config(nowhere / "pool.json")
+
+
+def test_the_settings_of_the_guide_make_one_file_in_the_order_that_it_names(nowhere: Path) -> None:
+    guide = (ROOT / "docs" / "how-to" / "operate-a-pool.md").read_text()
+    with_tables, above = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    (nowhere / "pool.toml").write_text(above + with_tables)
+    config = read_config(nowhere / "pool.toml")
+    assert (config.code_kept_s, config.padding_weights) == (604_800.0, {"research": 2.0})
+    assert "above the first `[table]`" in guide
+
+
+def test_a_tenant_may_be_called_as_a_setting(nowhere: Path) -> None:
+    (nowhere / "pool.toml").write_text("[quotas.curves]\nmax_jobs_per_day = 3\n")
+    assert read_config(nowhere / "pool.toml").quota("curves") == TenantQuota(max_jobs_per_day=3)
 
 
 @pytest.mark.parametrize(
