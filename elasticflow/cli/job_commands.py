@@ -15,6 +15,7 @@ from elasticflow.cli.command_options import Json, LedgerOptions, OwnerOptions, r
 from elasticflow.cli.job_options import NumIterations, When
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import deadline_of, require_future
+from elasticflow.cli.owner_advice import naming_owner
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import CheckpointReply
@@ -62,8 +63,8 @@ def cancel(
     async def ask(client: Client) -> JobCancelled | CancelRejected | LoadCancelled | CancelLoadRejected:
         state = await client.state()
         if name in state.loads and name not in state.live_jobs:
-            return await client.cancel_load(name, reason=reason)
-        answer = await client.cancel(name, reason=reason)
+            return await naming_owner(client, name, await client.cancel_load(name, reason=reason))
+        answer = await naming_owner(client, name, await client.cancel(name, reason=reason))
         if isinstance(answer, CancelRejected) and state.job(name) is None:
             return replace(answer, explanation=f"{answer.explanation}{_close_loads(name, state)}")
         return answer
@@ -114,7 +115,11 @@ def amend(
     require_future(wanted, SystemClock().now_s())
 
     async def ask(client: Client) -> JobAmended | AmendRejected:
-        return await client.amend(job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations)
+        return await naming_owner(
+            client,
+            job_id,
+            await client.amend(job_id, deadline=wanted.deadline, within=wanted.within, max_iterations=iterations),
+        )
 
     answer = run(ask, where)
     amended = isinstance(answer, JobAmended)
@@ -165,7 +170,8 @@ def checkpoint(
 
     async def ask(client: Client) -> tuple[CheckpointReply, Path | None]:
         folder = client.endpoint.data_dir
-        return await client.checkpoint(job_id), None if folder is None else folder / "checkpoints" / job_id
+        answer = await naming_owner(client, job_id, await client.checkpoint(job_id))
+        return answer, None if folder is None else folder / "checkpoints" / job_id
 
     answer, folder = run(ask, where)
     exists = isinstance(answer, CheckpointWritten) or (isinstance(answer, CheckpointUpToDate) and answer.iteration > 0)

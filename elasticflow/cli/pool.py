@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, OwnerOptions, PoolOptions, run
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, end_of, gpus_named
+from elasticflow.cli.owner_advice import naming_owner, owner_in_words
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config
@@ -284,13 +286,13 @@ def scale_out(
       eflow scale-out digits-3f9a1c --release
     """
 
-    async def ask(client: Client) -> Answer:
+    async def limit(client: Client) -> Answer:
         if release:
             return await client.release(job_id)
         least = num_gpus or 2 * max((await _job(client, job_id)).num_gpus, 1)
         return await client.scale(job_id, min_gpus=least, duration=duration_of(lasting, "--for"))
 
-    _answer(run(ask, where), "out", as_json)
+    _answer(run(_naming_owner(job_id, limit), where), "out", as_json)
 
 
 @takes_tables
@@ -325,7 +327,7 @@ def scale_in(
     if release and without:
         raise typer.BadParameter("it clears the limits, so it names no GPUs", param_hint="--release")
 
-    async def ask(client: Client) -> Answer:
+    async def limit(client: Client) -> Answer:
         if release:
             return await client.release(job_id)
         if without:
@@ -336,15 +338,25 @@ def scale_in(
             raise InvalidJob(f"{job_id} holds 1 GPU at most, the fewest possible; give a number to limit it")
         return await client.scale(job_id, max_gpus=most, duration=duration_of(lasting, "--for"))
 
-    _answer(run(ask, where), "in", as_json)
+    _answer(run(_naming_owner(job_id, limit), where), "in", as_json)
+
+
+def _naming_owner(job_id: str, limit: Callable[[Client], Awaitable[Answer]]) -> Callable[[Client], Awaitable[Answer]]:
+    async def ask(client: Client) -> Answer:
+        return await naming_owner(client, job_id, await limit(client))
+
+    return ask
 
 
 async def _job(client: Client, job_id: str) -> Job:
-    """Raises UnknownJob."""
+    """Raises UnknownJob, and InvalidJob for a job of another tenant."""
     state = await client.state()
     job = state.job(job_id)
     if job is None:
         raise UnknownJob(job_id, f"pool {client.endpoint.pool}", state.names)
+    if job.tenant != client.tenant:
+        owner = owner_in_words("job", job.tenant)
+        raise InvalidJob(f"{job_id}: tenant {client.tenant} has no such job; {owner}")
     return job
 
 

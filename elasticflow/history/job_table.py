@@ -80,8 +80,13 @@ def ranking_of(views: Iterable[JobView], metric: str = "") -> Ranking | None:
 
 
 def jobs_table(views: tuple[JobView, ...], now_s: float, *, all_columns: bool = False) -> Table:
-    """The table of jobs, with columns of GPU types and of the values of a sweep, where any job has some."""
-    has_value = {_TYPE_OF_JOB: any(view.gpu_type for view in views), _SWEPT: any(view.swept for view in views)}
+    """The table of jobs, with columns of GPU types and of the values of a sweep, where any job has some, and of the
+    tenants of several."""
+    has_value = {
+        _TENANT: len({view.tenant for view in views}) > 1,
+        _TYPE_OF_JOB: any(view.gpu_type for view in views),
+        _SWEPT: any(view.swept for view in views),
+    }
     shown = (column for column in _COLUMNS if has_value.get(column, True))
     return table_of(shown, views, now_s, all_columns=all_columns)
 
@@ -134,6 +139,7 @@ def margin_word(view: JobView) -> Text:
     return Text(duration_in_words(view.margin_s), style=style)
 
 
+_TENANT: Column[JobView] = Column(name="TENANT", cell=lambda view, _: view.tenant, rank=5)
 _TYPE_OF_JOB: Column[JobView] = Column(
     name="TYPE",
     cell=lambda view, _: types_in_words(view.gpu_type, view.num_gpus, view.num_added_gpus_by_type) or "-",
@@ -142,6 +148,7 @@ _TYPE_OF_JOB: Column[JobView] = Column(
 _SWEPT: Column[JobView] = Column(name="SWEPT", cell=lambda view, _: swept_in_words(view.swept) or "-", rank=5, least=12)
 _COLUMNS: tuple[Column[JobView], ...] = (
     Column(name="JOB", cell=lambda view, _: view.job_id, least=16),
+    _TENANT,
     _SWEPT,
     Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
     Column(

@@ -53,6 +53,21 @@ async def test_another_tenants_jobs_are_not_offered(cli: CommandLinePool) -> Non
         assert "tenant another has no such job; `eflow jobs --all`" in ran.out
 
 
+async def test_a_command_about_a_job_of_another_tenant_names_its_owner(cli: CommandLinePool) -> None:
+    await with_names(cli)
+    told = "tenant another has no such job; it is a job of tenant default: add --tenant default"
+    for command in (name for name in BY_NAME if name.startswith(("cancel", "amend", "checkpoint", "scale"))):
+        for job in (JOB, ENDED):
+            ran = await cli.eflow(*(word.format(job) for word in BY_NAME[command]), "--tenant", "another")
+            assert ran.status != 0, command
+            assert told in " ".join((ran.out + ran.err).split()), command
+    as_json = await cli.eflow("cancel", JOB, "--tenant", "another", "--json")
+    assert as_json.value["explanation"] == told
+    await opened(cli, LOAD)
+    ran = await cli.eflow("cancel", LOAD, "--tenant", "another")
+    assert "has no such load; it is a load of tenant default: add --tenant default" in ran.out
+
+
 async def test_close_loads_nodes_sweeps_metrics_and_quotes_are_offered(cli: CommandLinePool) -> None:
     await opened(cli, LOAD)
     swept = await cli.eflow("submit", "line.py", "--deadline", "300s", "--name", "s1", "--sweep", "lr=0.1,0.2")

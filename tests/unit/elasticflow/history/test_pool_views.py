@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -248,6 +249,18 @@ def test_the_node_table_of_a_narrow_terminal_is_whole(monkeypatch: pytest.Monkey
     assert header.split()[:2] == ["NODE", "STATE"]
     assert all(("alive" in row and "■■□□" in row) or "□□□□" in row for row in rows)
     assert ("JOBS" in header) == (width == 80)
+
+
+@pytest.mark.parametrize(("width", "is_shown"), [(40, False), (80, True), (200, True)])
+def test_jobs_of_several_tenants_have_a_column_of_tenants(
+    monkeypatch: pytest.MonkeyPatch, width: int, is_shown: bool
+) -> None:
+    (mine,) = job_views(admitted(pool(4), "mine").state, NOW_S)
+    theirs = replace(mine, job_id="theirs", tenant="rival")
+    header, *rows = shown_on(width, lambda: jobs_table((mine, theirs), NOW_S), monkeypatch).splitlines()
+    assert ("TENANT" in header.split()) == is_shown
+    assert [tenant in row for row, tenant in zip(rows, (mine.tenant, "rival"), strict=True)] == [is_shown] * 2
+    assert "TENANT" not in shown_on(width, lambda: jobs_table((mine, mine), NOW_S), monkeypatch)
 
 
 def test_names_that_do_not_fit_are_counted() -> None:
