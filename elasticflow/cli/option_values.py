@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,39 @@ def deadline_of(text: str, option: str = "--deadline") -> Deadline:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def require_future(deadline: Deadline, now_s: float, option: str = "--deadline") -> None:
-    """Refuse one that is over: as a date and a duration, because a slip in either explains it."""
+def require_future(deadline: Deadline, now_s: float, option: str = "--deadline", *, otherwise: str = "") -> None:
+    """Refuse one that is over: as a date and a duration, because a slip in either explains it.
+
+    otherwise: what the user may want instead.
+    """
     if deadline.within is not None and deadline.within <= 0:
-        raise typer.BadParameter("it must be longer than 0 s", param_hint=option)
+        raise typer.BadParameter(f"it must be longer than 0 s{otherwise}", param_hint=option)
     if deadline.deadline is not None and (past_s := now_s - deadline.deadline.timestamp()) >= 0:
         when = deadline.deadline.isoformat(" ")
         raise typer.BadParameter(
-            f"{when} is {duration_in_words(past_s)} in the past; choose a later time", param_hint=option
+            f"{when} is {duration_in_words(past_s)} in the past; choose a later time{otherwise}", param_hint=option
         )
 
 
 def end_of(text: str, option: str, now_s: float) -> float:
     """Seconds since 1970 of a duration from now, of a time, or of such a number itself, as Slurm has it."""
-    if text.isascii() and text.isdigit():
-        return float(text)
-    end = deadline_of(text, option)
+    end = _end_of(text, option)
     return now_s + end.within if end.within is not None else timestamp_of(end.deadline or 0.0)
+
+
+def future_end_of(text: str, option: str, now_s: float, *, otherwise: str = "") -> float:
+    """As `end_of`, but refused if it is over. otherwise: as in `require_future`."""
+    require_future(_end_of(text, option), now_s, option, otherwise=otherwise)
+    return end_of(text, option, now_s)
+
+
+def _end_of(text: str, option: str) -> Deadline:
+    if not (text.isascii() and text.isdigit()):
+        return deadline_of(text, option)
+    try:
+        return Deadline(deadline=datetime.fromtimestamp(int(text), UTC).astimezone())
+    except (ValueError, OverflowError, OSError) as error:
+        raise typer.BadParameter(f"{text} is no time: {error}", param_hint=option) from None
 
 
 def duration_of(text: str, option: str) -> float | None:

@@ -15,7 +15,7 @@ import typer
 from elasticflow.cli import completion
 from elasticflow.cli.command_options import DataDir, Json, OwnerOptions, PoolOptions, run
 from elasticflow.cli.option_table import takes_tables
-from elasticflow.cli.option_values import duration_of, end_of, gpus_named
+from elasticflow.cli.option_values import duration_of, future_end_of, gpus_named
 from elasticflow.cli.owner_advice import naming_owner, owner_in_words
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
@@ -39,6 +39,7 @@ _STOP_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 5.0
 _SHOWN_JOBS = 5
 _POLL_S = 0.1
+_AT_ONCE = ", or leave it out to drain the node now"
 
 
 @takes_tables
@@ -219,7 +220,7 @@ def drain(
       eflow drain node-7 --at never
     """
     clock = SystemClock()
-    until_s = NOW if not at else None if at == NEVER else end_of(at, "--at", clock.now_s())
+    until_s = NOW if not at else None if at == NEVER else future_end_of(at, "--at", clock.now_s(), otherwise=_AT_ONCE)
     endpoint = where.endpoint()
     announced = asyncio.run(announce_node_end(endpoint.nats_url, endpoint.pool, node_id, until_s, clock))
     if as_json:

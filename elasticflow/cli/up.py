@@ -17,7 +17,7 @@ import typer
 
 from elasticflow.cli.command_options import Json, Pool
 from elasticflow.cli.option_table import takes_tables
-from elasticflow.cli.option_values import end_of
+from elasticflow.cli.option_values import future_end_of
 from elasticflow.cli.terminal_output import note, plain, print_json, say, say_line
 from elasticflow.client.operator_decisions import read_config
 from elasticflow.client.pool_endpoint import (
@@ -335,7 +335,7 @@ class NodeOptions:
             "EF_SLOTS": str(self.slots or ""),
             "EF_GPU_TYPE": self.gpu_type,
             "EF_RACK": self.rack,
-            "EF_NODE_UNTIL": f"{end_of(self.until, '--until', SystemClock().now_s()):.3f}" if self.until else "",
+            "EF_NODE_UNTIL": f"{future_end_of(self.until, '--until', SystemClock().now_s()):.3f}" if self.until else "",
             "EF_POOL": self.pool,
         }
         return {name: value for name, value in chosen.items() if value}

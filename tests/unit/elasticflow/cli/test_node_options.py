@@ -2,13 +2,17 @@
 
 import io
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 import typer
 from rich.console import Console
+from typer.testing import CliRunner
 
+from elasticflow.cli.app import app
 from elasticflow.cli.listings import nodes_table
-from elasticflow.cli.option_values import end_of
+from elasticflow.cli.option_values import end_of, future_end_of
+from elasticflow.cli.up import NodeOptions
 from elasticflow.history.job_history import cause_in_words
 from elasticflow.history.pool_views import node_views
 from elasticflow.shared.messages import events
@@ -35,6 +39,26 @@ def test_an_end_is_a_duration_a_time_or_seconds_as_slurm_has_them() -> None:
     assert end_of(local.isoformat(), "--until", NOW_S) == local.timestamp()
     with pytest.raises(typer.BadParameter, match="soon"):
         end_of("soon", "--until", NOW_S)
+
+
+@pytest.mark.parametrize("end", ["2001-01-01T00:00", "978307200", "0s"])
+def test_an_end_that_is_over_is_refused(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_URL", "nats://nowhere.invalid:1")
+    drained = CliRunner().invoke(app, ["drain", "node-0", "--at", end], prog_name="eflow", env={"COLUMNS": "200"})
+    said = " ".join(drained.output.replace("│", "").split())
+    assert (drained.exit_code, "--at" in said) == (2, True)
+    assert "or leave it out to drain the node now" in said
+    node = NodeOptions(nats_url="nats://nowhere.invalid:1", data_dir=Path("data"), until=end)
+    with pytest.raises(typer.BadParameter, match=r"in the past; choose a later time$|longer than 0 s$") as refused:
+        node.environment()
+    assert refused.value.param_hint == "--until"
+
+
+def test_an_end_to_come_is_taken() -> None:
+    node = NodeOptions(nats_url="nats://nowhere.invalid:1", data_dir=Path("data"), until="4102444800")
+    assert node.environment()["EF_NODE_UNTIL"] == "4102444800.000"
+    with pytest.raises(typer.BadParameter, match="is no time"):
+        future_end_of("9" * 30, "--until", NOW_S)
 
 
 def test_the_table_has_a_column_of_ends_where_a_node_has_one() -> None:
