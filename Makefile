@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
-#   make demo    installs, starts NATS and five services, trains real jobs to their deadlines
+#   make demo    installs, starts NATS, four services and two nodes, trains real jobs to their deadlines
 #   make test    installs, checks, runs every test
 # Neither leaves anything running. `make help` lists the rest.
 

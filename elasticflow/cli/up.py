@@ -160,7 +160,7 @@ class UpOptions:
 
 @takes_tables
 def up(options: UpOptions, as_json: Json = False) -> None:
-    """Start everything on this machine: NATS, the five services, and executors
+    """Start everything on this machine: NATS, four services, and executors
     with CPU slots or GPUs.
 
     A process that dies is restarted. Ctrl-C stops all processes in order. The

@@ -1,4 +1,4 @@
-"""`eflow up` on one machine: a NATS server, the five services, and an executor for each node.
+"""`eflow up` on one machine: a NATS server, four services, and an executor for each node.
 
 The supervisor starts each in a process of its own, watches it, restarts it when it dies, and stops all in order. All
 die with the supervisor, however it ends.

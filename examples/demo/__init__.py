@@ -1,1 +1,1 @@
-"""`make demo`: two nodes of four CPU slots, five services, real jobs of three kinds, and their results."""
+"""`make demo`: two nodes of four CPU slots, four services, real jobs of three kinds, and their results."""

@@ -48,7 +48,7 @@ def main(
     )
     if busy := busy_line(psutil.getloadavg()[0], psutil.cpu_count() or 1):
         terminal.print(busy, style="yellow", highlight=False, soft_wrap=True)
-    terminal.print(f"Starting NATS, five services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ...")
+    terminal.print(f"Starting NATS, four services and {nodes} nodes of {slots} CPU slots; logs in {out}/pool ...")
     try:
         performance = asyncio.run(perform(cast(), plan, terminal, out / "ledger.eflow"))
     except ElasticFlowError as error:

@@ -1,7 +1,9 @@
 """What the documents name exists: links, paths, commands with their options, modules, identifiers, records."""
 
+import dataclasses
 import importlib.util
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import elasticflow
+from elasticflow.client.pool_endpoint import RunFile
 from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from tests.support import training_patterns
 
@@ -220,3 +223,23 @@ def test_the_generated_reference_is_complete() -> None:
 
 def test_the_readme_fits_on_two_screens() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_page_of_traces_writes_one_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/simulate-a-trace.md").read_text(), re.DOTALL)
+    shutil.copytree(ROOT / "simulator/data/throughputs", tmp_path / "tables")
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})  # the document's own text
+    assert len(Path("jobs.csv").read_text().splitlines()) == 501
+
+
+def test_the_page_of_messages_names_the_key_of_the_server() -> None:
+    text = (ROOT / "docs/how-to/publish-messages.md").read_text()
+    (key,) = re.findall(r"`(\w+)` of `\.eflow/run\.json`", text)
+    assert key in {field.name for field in dataclasses.fields(RunFile)}
+
+
+def test_guides_count_the_services_as_the_pages_list_them() -> None:
+    """Executors belong to nodes, and are counted with them."""
+    guides = [ROOT / "README.md", *(ROOT / "docs/tutorial").glob("*.md"), *(ROOT / "docs/how-to").glob("*.md")]
+    assert [str(page.relative_to(ROOT)) for page in guides if "five services" in page.read_text()] == []
