@@ -1,6 +1,7 @@
 """`eflow jobs`, `eflow nodes` and `eflow loads`: the tables that `eflow watch` shows too."""
 
 import math
+import os
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import print_json, say, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger
+from elasticflow.client.pool_endpoint import DEFAULT_TENANT
 from elasticflow.history.formatting import limits_in_words
 from elasticflow.history.job_table import jobs_table, ranked_sweep, sweep_table
 from elasticflow.history.pool_views import JobView, LoadView, NodeView, job_views, load_views, node_views, present_nodes
@@ -118,7 +120,8 @@ def risk_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
         earliest_s = view.earliest_deadline_s
         amend = ""
         if earliest_s is not None and earliest_s > now_s:
-            amend = f"; admission would promise: eflow amend {view.job_id} --deadline {math.ceil(earliest_s - now_s)}s"
+            wanted = f"--deadline {math.ceil(earliest_s - now_s)}s{_owner_words(view)}"
+            amend = f"; admission would promise: eflow amend {view.job_id} {wanted}"
         lines.append(f"{view.job_id} is at risk of missing its deadline{amend}")
     return lines
 
@@ -127,10 +130,16 @@ def limit_lines(views: tuple[JobView, ...], now_s: float) -> list[str]:
     """The GPU limits that operators have set."""
     return [
         f"{view.job_id} is limited to {limits_in_words(view.bound, now_s)}; "
-        f"clear that with: eflow scale-in {view.job_id} --release"
+        f"clear that with: eflow scale-in {view.job_id} --release{_owner_words(view)}"
         for view in views
         if view.bound is not None
     ]
+
+
+def _owner_words(view: JobView) -> str:
+    """The option without which a command would not find the job: its tenant, if it is not the user's own."""
+    own = os.environ.get("EF_TENANT", "") or DEFAULT_TENANT
+    return "" if view.tenant == own else f" --tenant {view.tenant}"
 
 
 @takes_tables

@@ -99,7 +99,8 @@ def test_a_job_that_should_have_finished_is_expected_now_at_the_earliest() -> No
     assert job_view(state.live_jobs["j1"], NOW_S + 99.0).expected_finish_s == NOW_S + 99.0
 
 
-def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew() -> None:
+def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EF_TENANT", raising=False)
     history, risk = running(pool(4), iteration=20), NOW_S + 130.0
     assert risk_lines(job_views(history.state, NOW_S + 10.0), NOW_S + 10.0) == []
     history.then(
@@ -112,7 +113,11 @@ def test_a_job_at_risk_is_listed_with_the_command_that_promises_anew() -> None:
             at_s=NOW_S + 10.0,
         )
     )
-    (line,) = risk_lines(job_views(history.state, NOW_S + 20.5), NOW_S + 20.5)
+    at_risk = job_views(history.state, NOW_S + 20.5)
+    (line,) = risk_lines(at_risk, NOW_S + 20.5)
+    assert line.endswith("eflow amend j1 --deadline 110s --tenant lab"), "without the tenant it finds no such job"
+    monkeypatch.setenv("EF_TENANT", "lab")
+    (line,) = risk_lines(at_risk, NOW_S + 20.5)
     assert line.endswith("eflow amend j1 --deadline 110s")
     assert risk_lines(job_views(history.state, risk), risk) == [], "too late to ask for it"
     history.then(
