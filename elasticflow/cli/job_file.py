@@ -79,7 +79,7 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
         raise _bad(file, "not a text in UTF-8") from None
     except ValueError as error:
         raise _bad(file, str(error)) from None
-    reading = _Reading(file.parent, text)
+    reading = _Reading(file.parent, text, {*options, *ignored})
     for key, value in values.items():
         if key in options:
             reading.read(options[key], value)
@@ -102,13 +102,14 @@ def read_job_file(file: Path, data: bytes, options: Mapping[str, Option], ignore
 class _Reading:
     """What has been read of one file."""
 
-    def __init__(self, folder: Path, text: str) -> None:
+    def __init__(self, folder: Path, text: str, known: Collection[str]) -> None:
         self.lines = _lines(text)
         self.problems: list[str] = []
         self.words: list[str] = []
         self.target = ""
         self.arguments: tuple[str, ...] = ()
         self._folder = folder
+        self._known = known  # the keys of the top level
 
     def fail(self, key: str, problem: str, table: str = "") -> None:
         self.problems.append(_said_of(self.lines, table, key, problem))
@@ -142,6 +143,8 @@ class _Reading:
             each = value if several and isinstance(value, list) else [value]
             if not name.isidentifier():
                 self.fail(name, "must be a name of letters, digits and _", table=option.key)
+            elif option.key == "env" and name in self._known:  # a line that was appended to the file
+                self.fail(name, "is an option of the job: move it above the first [table]", table=option.key)
             elif several != isinstance(value, list) or not all(isinstance(v, bool | int | float | str) for v in each):
                 allowed = "an array of numbers, texts or booleans" if several else "a number, a text or a boolean"
                 self.fail(name, f"must be {allowed}, not {_shown(value)}", table=option.key)

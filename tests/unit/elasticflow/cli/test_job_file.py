@@ -240,6 +240,10 @@ def test_one_error_names_all_wrong_keys() -> None:
         ("iterations = -5", "job.toml: line 3: iterations: must be greater than 0, not -5"),
         ('name = "a b"', "job.toml: line 3: name: must be 1 to 64 letters"),
         ('env = {EF_X = "a"}', "job.toml: line 3: env: must be without EF_X"),
+        (
+            '[env]\ndeadline = "10m"',
+            "job.toml: line 4: [env] deadline: is an option of the job: move it above the first",
+        ),
         ("[set]\nrate = 1", "job.toml: line 4: [set] rate: Net declares no such hyperparameter"),
     ],
 )
