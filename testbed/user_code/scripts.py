@@ -204,7 +204,7 @@ def schedule_by_steps() -> None:
 
 
 def cosine() -> None:
-    """STEPS in the schedule, which steps EVERY step or epoch; EPOCHS in the loop."""
+    """STEPS in the schedule, which steps EVERY step, epoch or number of steps; EPOCHS in the loop."""
     steps, every, epochs = int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     job = Points()
     model = job.init_model()
@@ -217,7 +217,7 @@ def cosine() -> None:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(points), targets).backward()
             optimizer.step()
-            if every != "epoch":
+            if every != "epoch" and (not every.isdigit() or loader.iteration % int(every) == 0):
                 schedule.step()
         if every == "epoch":
             schedule.step()

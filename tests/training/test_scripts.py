@@ -152,9 +152,9 @@ async def test_a_sampler_that_differs_in_each_process_fails_the_restart_and_the_
 
 @pytest.mark.parametrize(
     ("settings", "rate"),
-    [(["40", "step", "1000"], 0.0), (["9", "epoch", "9"], 0.0), (["12", "epoch", "9"], 0.000439)],
+    [(["40", "step", "1000"], 0.0), (["9", "epoch", "9"], 0.0), (["10", "4", "9"], 0.0)],
 )
-async def test_a_schedule_for_the_jobs_steps_or_epochs_is_kept(node, spec_of, settings, rate):
+async def test_a_schedule_for_the_jobs_steps_or_epochs_or_of_another_rhythm_is_kept(node, spec_of, settings, rate):
     """50 samples in batches of 11: 40 steps are 8.8 epochs."""
     job_id = node.new_job_id()
     await train(node, script(spec_of, "cosine", *settings, global_batch_size=11), job_id=job_id)
@@ -228,6 +228,9 @@ async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):
         ("cosine 192 step 1000", "submit with --iterations 192, or build it for 40 steps", ""),
         ("cosine 40 step 3", "but the job takes 10, with global batches of 16 samples: build it for 10 steps", ""),
         ("cosine 20 epoch 20", "built for 20 epochs, but the job takes 13", ""),
+        ("cosine 12 epoch 9", "built for 12 epochs, but the job takes 9, with global batches of 16 samples: build", ""),
+        ("cosine 5 epoch 9", "built for 5 epochs, but the job takes 9, with global batches of 16 samples: build", ""),
+        ("cosine 12345 epoch 9", "build it for 9 if it steps once an epoch, or for 29 if it steps once a step", ""),
         ("cosine 20 epoch 20", "submit with --iterations 63, or build it for 13 epochs", ""),
         ("cosine 40 unknown 9", "has a learning-rate schedule that elastic() does not know", ""),
     ],

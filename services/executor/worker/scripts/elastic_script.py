@@ -306,7 +306,7 @@ class ElasticScript:
             raise TrainingFailed(f"{self._left_loop}, before its optimizer.step(). {_HOW_TO_END}")
         if self._has_stepped:
             for schedule in self._schedules:
-                schedule.iteration_ends(epoch_ends=self.epoch_is_over)
+                schedule.iteration_ends(epoch_ends=self.epoch_is_over, epochs_done=self.epoch)
         return {} if self._loss is None else {"loss": self._loss}
 
     def _resume_loop(self) -> None:

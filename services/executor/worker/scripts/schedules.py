@@ -1,5 +1,6 @@
 """Learning-rate schedules of a script: they step once for each optimizer step, although its loop calls them in every
-pass, and they are built for as many steps as the job takes, or the job is refused in its first step.
+pass, and they are built for as many steps as the job takes, or the job is refused in its first step; if they step once
+an epoch, at the end of its first epoch.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,6 +56,12 @@ class JobLength:
     def iterations(self) -> int | None:
         return _least(self.in_loop, self.max_iterations)
 
+    @property
+    def num_epochs(self) -> int | None:
+        """The epochs in which the job's steps begin."""
+        steps = self.iterations
+        return None if steps is None or self.epochs is None else self.epochs.number(steps - 1) + 1
+
     def require(self, plan: "Plan", *, is_by_epoch: bool) -> None:
         """Raises TrainingFailed unless the schedule fits."""
         if misfit := self.misfit_of(plan, is_by_epoch=is_by_epoch):
@@ -65,11 +72,13 @@ class JobLength:
         steps = self.iterations
         if steps is None or (is_by_epoch and self.epochs is None):
             return ""
-        num_epochs = 1 if self.epochs is None else self.epochs.number(steps - 1) + 1
+        num_epochs = self.num_epochs or 1
         found, unit = (num_epochs, "epochs") if is_by_epoch else (steps, "steps")
         # a loader of which each epoch ends with a smaller batch has up to one step more in an epoch
         rounding = 0 if is_by_epoch else num_epochs
-        least = found if plan.must_reach else found - rounding
+        # and the job may not end its last epoch
+        ended = self.epochs.number(steps) if is_by_epoch and self.epochs is not None else found - rounding
+        least = found if plan.must_reach else ended
         if plan.length <= found + rounding and (plan.may_end_early or plan.length >= least):
             return ""
         advice = f"build it for {found} {unit}"
@@ -80,6 +89,22 @@ class JobLength:
             f"the schedule {plan.name} is built for {plan.length} {unit}, but the job takes {found}, with global "
             f"batches of {self._global_batch_size} samples{self._limit(steps)}: {advice}"
         )
+
+    def require_reachable(self, plan: "Plan") -> None:
+        """Raises TrainingFailed if a schedule whose rhythm is unknown, and that steps once a step at most, cannot reach
+        its end."""
+        steps, num_epochs = self.iterations, self.num_epochs
+        if steps is None or num_epochs is None or plan.length <= steps + num_epochs:
+            return
+        raise TrainingFailed(
+            f"the schedule {plan.name} is built for {plan.length} steps, but the job takes {steps}, in {num_epochs} "
+            f"epochs, with global batches of {self._global_batch_size} samples{self._limit(steps)}: build it for "
+            f"{num_epochs} if it steps once an epoch, or for {steps} if it steps once a step"
+        )
+
+    def is_sure_of(self, plan: "Plan") -> bool:
+        """Whether a schedule for other epochs is wrong: a loop without a limit may end with a shorter one."""
+        return self.in_loop is not None or plan.length > (self.num_epochs or 0)
 
     def _limit(self, steps: int) -> str:
         return f" and --iterations {steps}" if steps == self.max_iterations else ""
@@ -125,14 +150,15 @@ def plan_of(schedule: Any) -> Plan | None:
 class ScheduleCheck:
     """Compares the plan of a schedule with the job's length, as soon as it is known what its steps are.
 
-    has_stepped: with the optimizer; its owner sets it.
+    has_stepped: with the optimizer, in this epoch; its owner sets it.
     """
 
     def __init__(self, schedule: Any, length: JobLength) -> None:
-        self._name = type(schedule).__name__
+        self._name, self._schedule = type(schedule).__name__, schedule
         self._numbers: tuple[int, list[float]] = (-1, [])  # of an iteration, with which it steps
         self._plan = plan_of(schedule)
         self._length = length
+        self._is_within_epoch = False  # an iteration within an epoch has ended, and the schedule did not step in it
         self.has_stepped = False
 
     def require_same_numbers(self, iteration: int, arguments: Sequence[Any]) -> None:
@@ -157,13 +183,33 @@ class ScheduleCheck:
             self._length.require(self._plan, is_by_epoch=True)
             self._plan = None
 
-    def iteration_ends(self, *, epoch_ends: bool) -> None:
-        """A schedule that steps in the first one, within an epoch, does so in each. Raises TrainingFailed."""
-        if self._plan is None or epoch_ends:
+    def iteration_ends(self, *, epoch_ends: bool, epochs_done: int) -> None:
+        """A schedule that steps in the first one, within an epoch, does so in each. One that steps at the end of the
+        epoch, and has by then stepped once for each, steps once an epoch. Raises TrainingFailed."""
+        if self._plan is None:
             return
-        if self.has_stepped or self._plan.length == self._length.max_epochs:
+        if epoch_ends:
+            self._epoch_ends(self._plan, epochs_done)
+        elif self._is_within_epoch:
+            if self.has_stepped:  # in a rhythm of its own, as every hundred steps
+                self._plan = None
+        elif self.has_stepped or self._plan.length == self._length.max_epochs:
             self._length.require(self._plan, is_by_epoch=not self.has_stepped)
+            self._plan = None
+        else:
+            self._length.require_reachable(self._plan)
+            self._is_within_epoch = True
+
+    def _epoch_ends(self, plan: Plan, epochs_done: int) -> None:
+        steps_by_epoch = self.has_stepped and self._schedule.last_epoch == epochs_done
+        self.has_stepped = False  # in the next epoch
+        if not self._is_within_epoch:  # the step is that of the iteration, or that of the epoch
+            return
         self._plan = None
+        num_epochs = self._length.num_epochs
+        # behind the last epoch, the step of the schedule changes nothing
+        if steps_by_epoch and num_epochs is not None and epochs_done < num_epochs and self._length.is_sure_of(plan):
+            self._length.require(plan, is_by_epoch=True)
 
 
 def _is_scalar(value: Any) -> bool:

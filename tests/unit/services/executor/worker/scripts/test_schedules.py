@@ -95,16 +95,21 @@ def test_another_number_of_steps_is_refused_with_both(plan, length, error):
     assert error in str(raised.value)
 
 
-def checks_of(length: JobLength, *, steps_every: str, t_max: int, iterations: int) -> None:
-    """As a script's loop calls them."""
+def checks_of(length: JobLength, *, steps_every: str | int, t_max: int, iterations: int, first: int = 0) -> None:
+    """As a script's loop calls them, in a worker that trains from the first of these iterations on."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    check = ScheduleCheck(schedules.CosineAnnealingLR(optimizer, t_max), length)
+    schedule = schedules.CosineAnnealingLR(optimizer, t_max)
+    check = ScheduleCheck(schedule, length)
     check.loop_begins()
     for iteration in range(iterations):
         assert length.epochs is not None
-        epoch_ends = length.epochs.number(iteration + 1) > length.epochs.number(iteration)
-        check.has_stepped |= steps_every == "step" or (epoch_ends and steps_every == "epoch")
-        check.iteration_ends(epoch_ends=epoch_ends)
+        epoch, epochs_done = (length.epochs.number(each) for each in (iteration, iteration + 1))
+        rhythms = {"step": True, "epoch": epochs_done > epoch, "never": False}
+        steps = rhythms[steps_every] if isinstance(steps_every, str) else (iteration + 1) % steps_every == 0
+        schedule.last_epoch += steps
+        if iteration >= first:
+            check.has_stepped |= steps
+            check.iteration_ends(epoch_ends=epochs_done > epoch, epochs_done=epochs_done)
 
 
 def test_a_schedule_that_steps_once_an_epoch_is_compared_with_epochs():
@@ -120,8 +125,53 @@ def test_a_schedule_that_steps_once_an_epoch_is_compared_with_epochs():
         checks_of(length_of(320, max_epochs=100), steps_every="step", t_max=10, iterations=1)
 
 
-def test_a_schedule_of_another_rhythm_is_left_alone():
-    checks_of(length_of(320, max_epochs=10), steps_every="epoch", t_max=20, iterations=80)
+@pytest.mark.parametrize("t_max", [5, 9, 11, 70])
+def test_a_schedule_for_another_number_of_epochs_is_refused_at_the_end_of_the_first(t_max):
+    length = length_of(320, max_epochs=10)
+    checks_of(length, steps_every="epoch", t_max=t_max, iterations=31)
+    with pytest.raises(TrainingFailed, match=f"built for {t_max} epochs, but the job takes 10, .*: build it for 10 ep"):
+        checks_of(length, steps_every="epoch", t_max=t_max, iterations=32)
+    with pytest.raises(TrainingFailed, match=f"built for {t_max} epochs, but the job takes 10"):
+        checks_of(length, steps_every="epoch", t_max=t_max, iterations=96, first=65)  # of a worker that joins
+
+
+def test_without_a_limit_of_the_loop_a_schedule_for_more_epochs_than_the_job_has_is_refused():
+    with pytest.raises(TrainingFailed, match=r"built for 20 epochs, .* takes 10, .* submit with --iterations 640, or"):
+        checks_of(length_of(320), steps_every="epoch", t_max=20, iterations=32)
+    checks_of(length_of(320), steps_every="epoch", t_max=5, iterations=160)  # the script may end its loop after five
+
+
+@pytest.mark.parametrize("steps_every", ["epoch", 16, "never"])
+def test_a_schedule_that_no_rhythm_brings_to_its_end_is_refused_in_the_first_step(steps_every):
+    with pytest.raises(TrainingFailed) as raised:
+        checks_of(length_of(320, max_epochs=10), steps_every=steps_every, t_max=12345, iterations=1)
+    assert str(raised.value) == (
+        "the schedule CosineAnnealingLR is built for 12345 steps, but the job takes 320, in 10 epochs, with global "
+        "batches of 32 samples and --iterations 320: build it for 10 if it steps once an epoch, or for 320 if it steps "
+        "once a step"
+    )
+
+
+@pytest.mark.parametrize(("steps_every", "t_max"), [(16, 20), (64, 5), (70, 4), ("never", 20)])
+def test_a_schedule_of_another_rhythm_is_left_alone(steps_every, t_max):
+    checks_of(length_of(320, max_epochs=10), steps_every=steps_every, t_max=t_max, iterations=320)
+
+
+def test_the_last_epoch_may_be_one_that_the_job_does_not_end():
+    for t_max in (9, 10):
+        checks_of(length_of(300, max_epochs=20), steps_every="epoch", t_max=t_max, iterations=300)
+    with pytest.raises(TrainingFailed, match="built for 8 epochs, but the job takes 10"):
+        checks_of(length_of(300, max_epochs=20), steps_every="epoch", t_max=8, iterations=300)
+
+
+def test_a_job_of_one_epoch_ends_whatever_its_schedule_does_behind_it():
+    checks_of(length_of(32, max_epochs=1), steps_every="epoch", t_max=5, iterations=32)
+
+
+@pytest.mark.parametrize("max_epochs", [None, 10])
+def test_a_worker_that_joins_in_the_last_step_of_an_epoch_refuses_no_right_schedule(max_epochs):
+    length = length_of(320, max_epochs=max_epochs)
+    checks_of(length, steps_every="epoch", t_max=10, iterations=160, first=31)
 
 
 def test_a_schedule_that_steps_with_the_loss_of_one_part_is_refused():
