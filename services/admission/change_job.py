@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from elasticflow.services.admission.rejection import RUNS_NOWHERE, no_such_job
+from elasticflow.services.admission.rejection import RUNS_NOWHERE, no_deadline, no_such_job
 from elasticflow.services.admission.replan import Found, Replanning, objection_to_more, own
 from elasticflow.services.admission.session import AdmissionSession, SessionsByType
 from elasticflow.services.admission.submission import SubmittedJob
@@ -267,8 +267,9 @@ def rest_on_type(
     if proposal is not None:
         return Alternative(session=planned, cost=cost, proposal=proposal)
     ends_s = earliest_deadline_around_s(planned.plan, arriving)
-    when = "never" if ends_s is None else f"in {ends_s - session.now_s:.0f} s at the earliest"
-    return f"beside the promises on {name} it would end {when}"
+    if ends_s is None:
+        return f"on {name} {no_deadline(planned.planned_state, curve, planned.promisable_gpus, session.now_s)}"
+    return f"beside the promises on {name} it would end in {ends_s - session.now_s:.0f} s at the earliest"
 
 
 def _on_the_reserve(session: AdmissionSession) -> AdmissionSession:

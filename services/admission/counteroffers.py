@@ -4,7 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elasticflow.services.admission.rejection import NO_OFFER_SOUGHT, offered_in_words, why_late, why_overpriced
+from elasticflow.services.admission.rejection import (
+    NO_OFFER_SOUGHT,
+    no_deadline,
+    offered_in_words,
+    why_late,
+    why_overpriced,
+)
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import RejectionReason
@@ -18,7 +24,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, promised_deadline_s
 from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_proof
 from elasticflow.shared.state.fold.profiles import with_profile
-from elasticflow.shared.state.nodes import PromisableGpus, drain_at_s, ending_nodes
+from elasticflow.shared.state.nodes import drain_at_s, ending_nodes
 from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
 
 MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a rejection
@@ -44,7 +50,7 @@ def infeasibility_certificate(
     proof = find_infeasibility_proof(
         job,
         _promised_jobs(session) if is_thorough else [],
-        PromisableGpus(session.plan.num_gpus, session.plan.drops),
+        session.promisable_gpus,
         session.now_s,
         job.resize_cost,
         max_variables=MAX_PROGRAM_VARIABLES,
@@ -109,6 +115,13 @@ class Refusal:
         state = self.decided.state
         return None if self.earliest_s is None else promised_deadline_s(state, self.earliest_s)
 
+    def earliest_in_words(self) -> str:
+        """The earliest deadline in short, or why there is none."""
+        earliest_s, now_s = self.earliest_deadline_s, self.decided.now_s
+        if earliest_s is None:
+            return _no_deadline(self.decided, self.job)
+        return f"one in {earliest_s - now_s:.0f} s"
+
     def rejection(self) -> Rejection:
         """The explanation, the certificate and the counteroffers."""
         session = self.decided.priced_afterwards() if self.makes_offers else self.decided
@@ -124,14 +137,20 @@ class Refusal:
         return why, overpriced(least, most, crowded)
 
     def _late(self, session: AdmissionSession) -> tuple[str, InfeasibilityCertificate]:
-        job, ending = self.job, _hindering_ends(session, self.job)
-        offered = self._offered_in_words(session)
-        why = why_late(session.planned_state, job, offered, ending, session.now_s)
+        job, offered = self.job, self._offered_in_words(session)
+        is_offered = self.earliest_s is not None
+        if is_offered and _has_promises(session):
+            offered = f"beside the promises already made {offered}"
+        # where no deadline is possible, the reason names the ends
+        ending = _hindering_ends(session, job) if is_offered or not self.makes_offers else ()
+        why = why_late(session.planned_state, job, session.promisable_gpus, offered, ending, session.now_s)
         return why, infeasibility_certificate(session, job, self.earliest_s, is_thorough=self.is_thorough)
 
     def _offered_in_words(self, session: AdmissionSession) -> str:
         if not self.makes_offers:
             return NO_OFFER_SOUGHT
+        if self.earliest_s is None:
+            return _no_deadline(session, self.job)
         return offered_in_words(session.planned_state, self.earliest_s, session.now_s)
 
     def _offers(self, session: AdmissionSession) -> tuple[Offer, ...]:
@@ -139,6 +158,14 @@ class Refusal:
         if self.is_thorough and self.reason == "deadline":
             fitting = max(fitting, session.admission_search.most_iterations(job))
         return _offers(session, job, self.spec, self.earliest_s, _affordable(session, job, fitting))
+
+
+def _no_deadline(session: AdmissionSession, job: SchedulableJob) -> str:
+    return no_deadline(session.planned_state, job.curve, session.promisable_gpus, session.now_s)
+
+
+def _has_promises(session: AdmissionSession) -> bool:
+    return bool(len(session.plan.promised) or session.quote_reservations)
 
 
 def _hindering_ends(session: AdmissionSession, job: SchedulableJob) -> Sequence[NodeState]:

@@ -8,12 +8,14 @@ from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past, memory_in_words
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
+from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
     profile_known,
-    promisable_gpus,
     promised_deadline_s,
+    resize_cost,
 )
 from elasticflow.shared.state.fold.profiles import num_virtual_nodes
 from elasticflow.shared.state.gpu_types import (
@@ -24,6 +26,7 @@ from elasticflow.shared.state.gpu_types import (
     spec_on,
     type_name,
 )
+from elasticflow.shared.state.nodes import PromisableGpus, ending_nodes
 from elasticflow.shared.state.pool import NodeState, PoolState, largest_level, num_gpus_by_type
 
 _SPEED_UNKNOWN = (
@@ -33,6 +36,7 @@ _SPEED_UNKNOWN = (
 
 MAX_NODES_NAMED = 3
 NO_OFFER_SOUGHT = "no later deadline was sought, because the sender does not wait; `eflow quote` finds the earliest"
+_KEPT = "are kept in reserve for failures (reserve_nodes)"
 RUNS_NOWHERE = "it runs on no number of GPUs that the pool has now"
 
 
@@ -177,9 +181,16 @@ def _profiling_failures(state: PoolState, spec: JobSpec) -> list[str]:
     ]
 
 
-def why_late(state: PoolState, job: SchedulableJob, offered: str, ending: Sequence[NodeState], now_s: float) -> str:
-    """Why the deadline cannot be kept. offered: the deadline instead. ending: nodes without whose announced ends it
-    could be."""
+def why_late(
+    state: PoolState,
+    job: SchedulableJob,
+    planned: PromisableGpus,
+    offered: str,
+    ending: Sequence[NodeState],
+    now_s: float,
+) -> str:
+    """Why the deadline cannot be kept. planned: on which promises are. offered: the deadline instead. ending: nodes
+    without whose announced ends it could be."""
     window_s = promised_deadline_s(state, PlannedTime(job.deadline_s)) - now_s
     most = job.curve.max_useful_gpus
     fastest = job.curve.throughput(most)
@@ -188,17 +199,24 @@ def why_late(state: PoolState, job: SchedulableJob, offered: str, ending: Sequen
     unfit = f"in {window_s:.0f} s do not fit" if window_s >= 1.0 else "do not fit, for no time is left"
     return (
         f"{iterations} iterations {unfit}: alone on {gpus_counted(most)} they take "
-        f"{alone_s:.0f} s ({fastest:.3g}/s), beside the promises already made {offered}"
-        f"{_ends_in_words(ending, now_s)}"
+        f"{alone_s:.0f} s ({fastest:.3g}/s){_reserve_in_words(state, job.curve, planned)}; {offered}"
+        f"{f'; it would fit if no node ended before that: {_ends_in_words(ending, now_s)}' if ending else ''}"
     )
 
 
+def _reserve_in_words(state: PoolState, curve: ScalingCurve, planned: PromisableGpus) -> str:
+    """That fewer GPUs are promised than the job could use; "" if it can use no more, or cannot run on so few."""
+    if not curve.levels[0] <= planned.num_gpus < curve.max_useful_gpus:
+        return ""
+    return f"; {planned.num_gpus} of the {gpus_counted(state.num_gpus)} can be promised, the others {_KEPT}"
+
+
 def _ends_in_words(ending: Sequence[NodeState], now_s: float) -> str:
-    """The ends of these nodes in words, as "; it would fit if no node ended before that: node-7 in 3600 s"."""
+    """The ends of these nodes in words, as "node-7 in 3600 s"."""
     first, others = ending[:MAX_NODES_NAMED], len(ending) - MAX_NODES_NAMED
     named = ", ".join(f"{node.node_id} in {node.until_s - now_s:.0f} s" for node in first if node.until_s is not None)
     more = f" and {others} more" if others > 0 else ""
-    return f"; it would fit if no node ended before that: {named}{more}" if named else ""
+    return f"{named}{more}"
 
 
 def why_overpriced(gpu_seconds: float, limit: float, crowded: tuple[float, float], offered: str, now_s: float) -> str:
@@ -212,13 +230,30 @@ def why_overpriced(gpu_seconds: float, limit: float, crowded: tuple[float, float
     )
 
 
-def offered_in_words(state: PoolState, earliest_s: PlannedTime | None, now_s: float) -> str:
-    if earliest_s is None:
-        return no_deadline(state)
+def offered_in_words(state: PoolState, earliest_s: PlannedTime, now_s: float) -> str:
     return f"a deadline in {math.ceil(promised_deadline_s(state, earliest_s) - now_s)} s would be met"
 
 
-def no_deadline(state: PoolState) -> str:
-    """Why no deadline at all can be promised."""
-    kept = "" if promisable_gpus(state)[0] else ", which are all kept in reserve (reserve_nodes)"
-    return f"no deadline is possible on {gpus_counted(state.num_gpus)}{kept}"
+def no_deadline(state: PoolState, curve: ScalingCurve, planned: PromisableGpus, now_s: float) -> str:
+    """Why no deadline at all can be promised, and what to do. planned: on which promises are."""
+    config, least = state.config, curve.levels[0]
+    none = f"no deadline is possible on {gpus_counted(state.num_gpus)}"
+    needed = f"{none}: it needs at least {gpus_counted(least)}, and"
+    if planned.num_gpus < least:
+        return f"{needed} {planned.num_gpus} can be promised, the others {_KEPT}; {_advice(planned.num_gpus)}"
+    lasting = planned.num_gpus - sum(drop.num_gpus for drop in planned.drops)
+    if lasting < least:
+        ending = sorted(ending_nodes(state.nodes), key=lambda node: (node.until_s, node.node_id))
+        ends = f"beyond the announced ends of nodes ({_ends_in_words(ending, now_s)})"
+        return f"{needed} {lasting} can be promised {ends}; {_advice(lasting)}"
+    stop_s = resize_cost(state).seconds(least) + config.heartbeat_timeout_s
+    if config.reserve_nodes * stop_s >= OUTAGE_S:
+        covered_s = OUTAGE_S / config.reserve_nodes
+        covered = f"the reserve for failures (reserve_nodes) covers stops of less than {covered_s:.0f} s"
+        return f"{none}: a stop takes {stop_s:.0f} s, and {covered}; submit it without a deadline"
+    return none
+
+
+def _advice(num_gpus: int) -> str:
+    fewer = f"allow it {gpus_counted(1 << (num_gpus.bit_length() - 1))} (--gpus), " if num_gpus else ""
+    return f"{fewer}submit it without a deadline, or add a node"

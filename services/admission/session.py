@@ -27,6 +27,7 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import part_after, parts, spec_on
+from elasticflow.shared.state.nodes import PromisableGpus
 from elasticflow.shared.state.pool import PoolState, QuoteReservation, spec_of
 
 # of one decision: each costs as much as ten submissions, and all of them wait for it
@@ -224,6 +225,11 @@ class AdmissionSession:
     def known_pricing(self) -> AdmissionPricing:
         assert self.pricing is not None, "see with_pricing"
         return self.pricing
+
+    @property
+    def promisable_gpus(self) -> PromisableGpus:
+        """The GPUs on which promises are planned."""
+        return PromisableGpus(self.plan.num_gpus, self.plan.drops)
 
     @property
     def quote_reservations(self) -> tuple[QuoteReservation, ...]:

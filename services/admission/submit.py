@@ -94,7 +94,9 @@ def refuse(session: AdmissionSession, submission: SubmittedJob) -> Refusal:
     least = least_gpu_seconds(job, session.now_s)
     is_possible = math.isfinite(least)
     is_demand = is_possible and counts_as_demand(state, request_of(session, submission, least))
-    is_overpriced = is_possible and session.is_overpriced(job)
+    # one that needs more GPUs than are promised displaces nothing
+    is_promisable = job.curve.levels[0] <= session.plan.num_gpus
+    is_overpriced = is_possible and is_promisable and session.is_overpriced(job)
     least = least if is_demand else 0.0
     return refusal_of(session, job, spec, least, is_overpriced=is_overpriced, makes_offers=submission.sender_waits)
 
@@ -194,12 +196,9 @@ def _as_submitted(
 
 def _offered_elsewhere(sessions: SessionsByType, others: Refusals) -> Iterator[str]:
     """The earliest deadline on each of the types that are not chosen."""
-    now_s = sessions.whole.now_s
     for gpu_type, refusal in others.items():
-        if refusal.reason in ("deadline", "price"):
-            earliest_s = refusal.earliest_deadline_s
-            offered = "no deadline is possible" if earliest_s is None else f"one in {earliest_s - now_s:.0f} s"
-            yield f"on {type_name(sessions.state, gpu_type)} {offered}"
+        if isinstance(refusal, Refusal):
+            yield f"on {type_name(sessions.state, gpu_type)} {refusal.earliest_in_words()}"
 
 
 def _offer_order(refusal: Refusal | JobRejected) -> tuple[float, bool]:

@@ -244,6 +244,15 @@ def test_the_only_node_of_a_pool_of_one_type_is_reserved() -> None:
     assert "kept in reserve" in rejected.explanation
 
 
+def test_the_reserve_is_named_for_each_type_where_it_prevents_every_deadline() -> None:
+    history = two_types(reserve_nodes=1)
+    for node, gpu_type in (("node-2", "V100"), ("node-3", "P100")):
+        history.then(joined("more", node, num_gpus=4, gpu_type=gpu_type))
+    rejected = answer(history, submit("a", min_gpus=8, **due_in(500.0)))
+    why = "on 8 GPUs: it needs at least 8 GPUs, and 4 can be promised, the others are kept in reserve for failures"
+    assert rejected.explanation.count(why) == 2
+
+
 # --- profiles -------------------------------------------------------------------------------------------
 
 

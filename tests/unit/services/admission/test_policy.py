@@ -11,13 +11,14 @@ from elasticflow.services.admission.quote import quote
 from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.commands import CancelJob, QuoteDeadline
+from elasticflow.shared.messages.commands import CancelJob, QuoteDeadline, ReserveQuote
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.admission.admission_search import FillingTrials
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
+from elasticflow.shared.state.pool import Demand
 from testbed.histories import LINEAR, NOW_S, History, pool, spec, submit
 
 
@@ -363,11 +364,80 @@ def test_a_relative_deadline_counts_from_the_first_decision_and_includes_the_pro
     assert admitted.deadline_s == NOW_S + 510.0
 
 
-def test_a_rejection_says_that_all_gpus_are_in_reserve() -> None:
-    history = pool(4, reserve_nodes=1)
-    rejected = only(history.decided(POLICY, submit("a")))
+def why_none(history: History, **changes: Any) -> str:
+    """Why no deadline is quoted, which a rejection and a reservation must say as well."""
+    question = spec(deadline_s=None, **changes)
+    answer = quote(history.state, QuoteDeadline(tenant="lab", spec=question), NOW_S)
+    assert answer.earliest_deadline_s is None
+    rejected = only(history.decided(POLICY, submit("a", deadline_s=NOW_S + 3_600.0, **changes)))
     assert isinstance(rejected, events.JobRejected)
-    answer = quote(history.state, QuoteDeadline(tenant="lab", spec=spec(deadline_s=None)), NOW_S)
-    why = "no deadline is possible on 4 GPUs, which are all kept in reserve (reserve_nodes)"
-    assert answer.explanation == why
-    assert why in rejected.explanation
+    assert rejected.reason == "deadline"
+    assert answer.explanation in rejected.explanation
+    assert "promises already made" not in rejected.explanation, "there are none"
+    reserved = only(history.decided(POLICY, ReserveQuote(job_id="q", tenant="lab", spec=question, reserve_s=60.0)))
+    assert isinstance(reserved, events.QuoteRejected)
+    assert reserved.explanation == answer.explanation
+    return answer.explanation
+
+
+IN_RESERVE = "the others are kept in reserve for failures (reserve_nodes)"
+
+
+@pytest.mark.parametrize("admission", ["first-come", "selective"])
+@pytest.mark.parametrize(
+    ("nodes", "least", "why"),
+    [
+        ((4,), 1, "needs at least 1 GPU, and 0 can be promised, {}; submit it without a deadline, or add a node"),
+        ((2, 2), 4, "needs at least 4 GPUs, and 2 can be promised, {}; allow it 2 GPUs (--gpus), submit it without"),
+        ((2, 2, 2, 2), 8, "needs at least 8 GPUs, and 6 can be promised, {}; allow it 4 GPUs (--gpus), submit it"),
+    ],
+)
+def test_the_reserve_for_failures_is_named_where_it_prevents_every_deadline(
+    admission: str, nodes: tuple[int, ...], least: int, why: str
+) -> None:
+    history = pool(*nodes, reserve_nodes=1, admission=admission)
+    assert why.format(IN_RESERVE) in why_none(history, min_gpus=least)
+
+
+def test_the_reserve_is_named_where_recent_demand_would_fill_the_pool_otherwise() -> None:
+    """A job that cannot be promised displaces no others, so it is not too expensive either."""
+    demand = Demand(since_s=NOW_S - 86_400.0)
+    for number in range(500, 0, -1):
+        demand = demand.added(NOW_S - 10.0 * number, 100.0, 600.0)
+    history = History(replace(pool(2, 2, 2, 2, reserve_nodes=1, admission="selective").state, demand=demand))
+    long: dict[str, Any] = {"max_iterations": 10_000, "deadline_s": NOW_S + 3_600.0}
+    narrow = only(history.decided(POLICY, submit("narrow", **long)))
+    assert isinstance(narrow, events.JobRejected)
+    assert narrow.reason == "price"
+    wide = only(history.decided(POLICY, submit("wide", min_gpus=8, **long)))
+    assert isinstance(wide, events.JobRejected)
+    assert wide.reason == "deadline"
+    assert f"needs at least 8 GPUs, and 6 can be promised, {IN_RESERVE}" in wide.explanation
+
+
+@pytest.mark.parametrize("reserve_nodes", [0, 1])
+def test_the_reserve_is_named_where_it_makes_a_job_slower(reserve_nodes: int) -> None:
+    rejected = only(pool(2, 2, reserve_nodes=reserve_nodes).decided(POLICY, submit("a", deadline_s=NOW_S + 9.0)))
+    assert isinstance(rejected, events.JobRejected)
+    named = f"; 2 of the 4 GPUs can be promised, {IN_RESERVE}" if reserve_nodes else ""
+    assert f"(4/s){named}; a deadline in" in rejected.explanation
+
+
+def test_promises_are_named_only_where_there_are_some() -> None:
+    rejected = only(pool_with_a().decided(POLICY, submit("b", deadline_s=NOW_S + 110.0)))
+    assert isinstance(rejected, events.JobRejected)
+    assert "; beside the promises already made a deadline in" in rejected.explanation
+
+
+def test_the_announced_ends_of_nodes_are_named_where_they_prevent_every_deadline() -> None:
+    history = pool(2, 2)
+    history.then(events.NodeEndAnnounced(node_id="node-1", incarnation="first-1", until_s=NOW_S + 600.0, at_s=NOW_S))
+    assert why_none(history, min_gpus=4, max_iterations=30_000) == (
+        "no deadline is possible on 4 GPUs: it needs at least 4 GPUs, and 2 can be promised beyond the announced "
+        "ends of nodes (node-1 in 600 s); allow it 2 GPUs (--gpus), submit it without a deadline, or add a node"
+    )
+
+
+def test_a_reserve_that_covers_no_stop_is_named() -> None:
+    why = why_none(pool(2, 2, reserve_nodes=1, resize_cost_s=600.0, heartbeat_timeout_s=5.0))
+    assert "a stop takes 605 s, and the reserve for failures (reserve_nodes) covers stops of less than 600 s" in why
