@@ -17,7 +17,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promised_deadline_s,
     resize_cost,
 )
-from elasticflow.shared.state.fold.profiles import num_virtual_nodes
+from elasticflow.shared.state.fold.profiles import num_virtual_nodes, with_profile
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     large_enough_types,
@@ -166,7 +166,9 @@ def _gpus_there(state: PoolState, *, with_memory: bool) -> str:
 
 def why_not_elsewhere(state: PoolState, spec: JobSpec) -> list[str]:
     """Why a decision on a submitted spec does not count some types that have enough GPUs."""
-    unknown = (each for each in possible_types(state, spec) if not profile_known(state, spec_on(state, spec, each)))
+    there = {each: spec_on(state, spec, each) for each in possible_types(state, spec)}
+    # the state may have the whole curve of a type, and none yet for the GPU range of the job
+    unknown = (each for each, on_it in there.items() if not profile_known(with_profile(state, on_it), on_it))
     return [
         *_profiling_failures(state, spec),
         *(f"on {type_name(state, each)} no GPU could be lent to measure its speed" for each in unknown),

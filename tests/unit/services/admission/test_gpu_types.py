@@ -227,6 +227,16 @@ def with_memory() -> History:
     return history
 
 
+@pytest.mark.parametrize(("slow", "offered"), [(4, ""), (8, "; on P100 one in 28 s")])
+def test_types_whose_whole_curve_is_known_are_known_within_the_gpu_range_of_a_job(slow: int, offered: str) -> None:
+    """Before the decision the ledger has no curve for the range of the job."""
+    rejected = answer(two_types(fast=8, slow=slow), submit("a", min_gpus=8, **due_in(10.0)))
+    assert rejected.explanation == (
+        f"{'on V100: ' if offered else ''}100 iterations in 10 s do not fit: alone on 8 GPUs they take 14 s (8/s); "
+        f"a deadline in 15 s would be met{offered}"
+    )
+
+
 # --- the reserve for failures ---------------------------------------------------------------------------
 
 
