@@ -10,6 +10,7 @@ from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.policy import decide
 from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
+from elasticflow.services.allocator.profiling import types_to_measure
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ProfileJob, QuoteDeadline
@@ -19,7 +20,7 @@ from elasticflow.shared.state.gpu_types import failure_on_type, possible_types
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import spec_of
 from testbed.histories import NOW_S, History, spec, submit
-from tests.support.two_types import due_in, two_types, type_of
+from tests.support.two_types import BOTH, SLOWER, due_in, two_types, type_of
 from tests.support.worker_events import job, lost, throughput
 
 UNKNOWN: dict[str, Any] = {"model_name": "unknown", "owner": "lab", **due_in(9_000.0)}
@@ -186,6 +187,13 @@ def test_a_job_is_measured_first_where_gpus_are_free() -> None:
     history = measured(requested(full(two_types(), "node-0", "V100")), 1.0, NOW_S + 2.0)
     admitted = decision(history)
     assert (type(admitted), admitted.gpu_type) == (events.JobAdmitted, "P100")
+
+
+def test_no_run_moves_to_a_type_whose_whole_curve_is_known() -> None:
+    """The ledger has no curve for the GPU range of the job there."""
+    history = full(two_types(curves=BOTH | {"unknown/b64@P100": SLOWER}), "node-0", "V100")
+    history.decided(ADMISSION, submit("a", **UNKNOWN, min_gpus=2))
+    assert types_to_measure(history.state) == {}
 
 
 def test_a_rejection_names_the_type_that_could_not_measure_the_job() -> None:
