@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -17,13 +17,13 @@ _JOBS, _POOL, _IDLE, _LEDGER = "Jobs", "Pool", "Tasks on idle GPUs", "Ledger and
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """panel: the group under which `eflow --help` lists it. module: of this package. settings: name of those for its
-    context in the module; "" without any."""
+    """panel: the group under which `eflow --help` lists it. module: of this package. job: what its errors name of the
+    job that it makes: its options, or those in a file, too. settings: name of those for its context in the module; ""
+    without any."""
 
     panel: str
     module: str
-    reads_job_file: bool = False
-    makes_job: bool = False
+    job: Literal["", "options", "file"] = ""
     settings: str = ""
 
 
@@ -36,10 +36,10 @@ class _Group:
 
 
 _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function has underscores
-    "submit": _Command(_JOBS, "submit", reads_job_file=True),
-    "quote": _Command(_JOBS, "quote", reads_job_file=True),
-    "profile": _Command(_JOBS, "profile", reads_job_file=True),
-    "run": _Command(_JOBS, "run", makes_job=True),
+    "submit": _Command(_JOBS, "submit", job="file"),
+    "quote": _Command(_JOBS, "quote", job="file"),
+    "profile": _Command(_JOBS, "profile", job="file"),
+    "run": _Command(_JOBS, "run", job="options"),
     "jobs": _Command(_JOBS, "listings"),
     "logs": _Command(_JOBS, "logs"),
     "explain": _Command(_JOBS, "job_commands"),
@@ -64,7 +64,7 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
     "results": _Command(_IDLE, "results"),
     "loads": _Command(_IDLE, "listings"),
     "suits": _Command(_IDLE, "map_function"),
-    "train": _Command(_IDLE, "train", makes_job=True),
+    "train": _Command(_IDLE, "train", job="options"),
     "events": _Group(_LEDGER, "events"),
     "replay": _Command(_LEDGER, "replay"),
     "simulate": _Command(_LEDGER, "replay", settings="SIMULATE_SETTINGS"),
@@ -100,10 +100,10 @@ def _made(name: str, described: _Command | _Group) -> Any:
         whole.add_typer(module.app, name=name, **about)
         group: Any = typer.main.get_command(whole)
         return group.commands[name]
-    if described.reads_job_file or described.makes_job:
+    if described.job:
         from elasticflow.cli.job_file import JobCommand, JobFileCommand
 
-        about["cls"] = JobFileCommand if described.reads_job_file else JobCommand
+        about["cls"] = JobFileCommand if described.job == "file" else JobCommand
     settings = getattr(module, described.settings) if described.settings else None
     whole.command(name, context_settings=settings, **about)(function)
     return typer.main.get_command(whole)

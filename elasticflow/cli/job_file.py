@@ -255,7 +255,7 @@ class JobCommand(TyperCommand):
             placed = (self._with_place(ctx, problem) for problem in error.problems)
             raise InvalidJob(*dict.fromkeys(placed)) from None  # one option may give two fields
         except typer.BadParameter as error:
-            job_file, typed = ctx.meta.get(_FILE, (None, set()))
+            job_file, typed = ctx.meta.get(_FILE, (None, {}))
             parameter = next((p for p in self.params if error.param is p or error.param_hint in p.opts), None)
             if job_file is None or parameter is None or parameter.name in typed:
                 raise
@@ -270,8 +270,10 @@ class JobCommand(TyperCommand):
         parameter = next((each for each in self.params if _word(each) and _key(each) == option), None)
         if parameter is None or not what:
             return problem
-        job_file, typed = ctx.meta.get(_FILE, (None, set()))
-        if job_file is not None and parameter.name not in typed and ("", option) in job_file.lines:
+        job_file, typed = ctx.meta.get(_FILE, (None, {}))
+        names = {word.partition("=")[0] for word in typed.get(parameter.name, ())} if key else set[str]()
+        is_of_file = key not in names if key else parameter.name not in typed
+        if job_file is not None and is_of_file and (option if key else "", key or option) in job_file.lines:
             return str(job_file.wrong(key or option, what, option if key else ""))
         is_typed = ctx.get_parameter_source(parameter.name).name == "COMMANDLINE"
         return f"{_word(parameter)}{key and f' {key}'}: {what}" if is_typed else problem
@@ -299,7 +301,7 @@ class JobFileCommand(JobCommand):
         if not (isinstance(target, str) and target.endswith(".toml")):
             return super().parse_args(ctx, args)
         job_file = self._read(ctx, Path(target))
-        ctx.meta[_FILE] = job_file, {name for name, value in typed.items() if value is not None}
+        ctx.meta[_FILE] = job_file, {name: value for name, value in typed.items() if value is not None}
         typed_data = [f"--data={text.partition('=')[0]}=" for text in typed.get("data") or ()]
         words = [word for word in job_file.words if not word.startswith(tuple(typed_data))]
         rest = self._naming_lines(ctx, super().parse_args, ctx, [*words, *args])

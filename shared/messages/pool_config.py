@@ -25,7 +25,7 @@ from elasticflow.shared.messages.limits import (
     Token,
     Weight,
 )
-from elasticflow.shared.messages.timeouts import LONGEST_S, FailureTimeouts
+from elasticflow.shared.messages.timeouts import CHECKPOINT_WAIT_S, LONGEST_S, FailureTimeouts
 
 DAY_S = 86_400.0
 MAX_WINDOW_S = 31 * DAY_S
@@ -136,7 +136,10 @@ class PoolConfig:
 
     def timeouts_of(self, spec: JobSpec) -> FailureTimeouts:
         """The timeouts for the workers of a job."""
-        return replace(self.timeouts, preparation_s=self.prepare_timeout_s if spec.needs_preparation else 0.0)
+        preparation_s = self.prepare_timeout_s if spec.needs_preparation else 0.0
+        if spec.continues is not None:
+            preparation_s += CHECKPOINT_WAIT_S
+        return replace(self.timeouts, preparation_s=preparation_s)
 
     def quota(self, tenant: str) -> TenantQuota:
         return self.quotas.get(tenant, self.default_quota)

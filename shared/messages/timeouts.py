@@ -13,6 +13,7 @@ MIN_LEADER_LEASE_S = 1  # NATS counts in whole seconds
 MAX_LEADER_LEASE_S = 5  # longer is no safer: of two simultaneous decisions, compare-and-set rejects one
 MIN_CONNECT_S = 1.0  # a connection may take so long on a busy machine
 MAX_SILENCE_S = 86_400.0  # a day
+CHECKPOINT_WAIT_S = 60.0  # NFS may show a new file in a folder so much later (acdirmax)
 LONGEST_S = 30 * 86_400.0  # torch adds to timeouts and counts them in nanoseconds, in 64 bits
 
 

@@ -320,7 +320,7 @@ class CheckpointMissing(CannotPrepare):
         super().__init__(_no_checkpoint(continued, iterations, waited_s))
         self.iterations = iterations
         # a folder that shows a newer one shows this one, too, unless it was replaced
-        self.may_appear = not any(iteration > continued.iteration for iteration in iterations)
+        self.may_appear = max(iterations, default=0) <= continued.iteration
 
 
 async def bring_promised_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob, *, wait_s: float) -> None:
@@ -346,11 +346,7 @@ def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> N
     """
     own, promised = data_dir / "checkpoints" / job_id, continued.iteration
     with _locked(data_dir):
-        found = {
-            file.name: (file, iteration)
-            for folder in _folders_of(data_dir, continued)
-            for file, iteration in _checkpoints_in(folder)
-        }
+        found = _shown_checkpoints(data_dir, continued)
         here = {file.name: iteration for file, iteration in _checkpoints_in(own)}
         if here.keys() - found.keys() and max(here.values()) >= promised:
             return  # it has written some itself, or those of the other job are gone
@@ -369,15 +365,26 @@ def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> N
 _CHECKPOINT = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|part)")  # as the store names them
 
 
-def _folders_of(data_dir: Path, job: ContinuedJob) -> Iterator[Path]:
-    """Where its checkpoints may be: a later job of its id moves them aside."""
-    place = data_dir / "checkpoints"
-    for folder in (place, data_dir / OWNERS):
+def _shown_checkpoints(data_dir: Path, job: ContinuedJob) -> dict[str, tuple[Path, int]]:
+    """The files of its checkpoints that are shown here, with their iterations, by name.
+
+    A job that never started has none: then those count that it had continued, up to the promised iteration. Later ones
+    are of other work than that which it continued.
+    """
+    for folder in (data_dir / "checkpoints", data_dir / OWNERS):
         _open_anew(folder)
-    for identity in job.writers:  # those that it had continued, too: it may have ended before it had any
-        if are_folders_of(data_dir, job.job_id, identity):
-            yield place / job.job_id
-        yield place / f"{job.job_id}.of-{identity}"
+    if own := _checkpoints_of(data_dir, job.job_id, job.identity):
+        return own  # with those that it had continued: they were linked before its first worker started
+    earlier = (_checkpoints_of(data_dir, job.job_id, identity) for identity in job.earlier)
+    return {name: found for each in earlier for name, found in each.items() if found[1] <= job.iteration}
+
+
+def _checkpoints_of(data_dir: Path, job_id: str, identity: str) -> dict[str, tuple[Path, int]]:
+    place = data_dir / "checkpoints"
+    folders = [place / f"{job_id}.of-{identity}"]  # a later job of its id moves them aside
+    if are_folders_of(data_dir, job_id, identity):
+        folders.append(place / job_id)
+    return {file.name: (file, iteration) for folder in folders for file, iteration in _checkpoints_in(folder)}
 
 
 def _open_anew(folder: Path) -> None:

@@ -28,7 +28,7 @@ from elasticflow.shared.messages.limits import (
     Token,
     VirtualNodesByRank,
 )
-from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.messages.timeouts import CHECKPOINT_WAIT_S, FailureTimeouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Assignment:
     profile_max_iterations: Annotated[int, Strict(), Ge(3)] = 30
     measures_step_times: bool = False
     most_virtual_nodes: NumVirtualNodes = 0
-    checkpoint_wait_s: DurationS = 60.0  # NFS may show a new file in a folder so much later (acdirmax)
+    checkpoint_wait_s: DurationS = CHECKPOINT_WAIT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ _NAMES_IN_STATE = frozenset(
         "metric_names",
         "optimizer_type",
         "virtual_nodes",
-    }  # see job_state.py and training_step.py
+        "owner",
+    }  # see job_state.py, training_step.py and store.py
 )
 
 

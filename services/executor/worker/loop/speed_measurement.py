@@ -39,7 +39,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         return None
     trainer.check_state()
     trainer.read_ahead.require_same_samples(trainer.engine.computed)
-    virtual_nodes = None
+    virtual_nodes = virtual_nodes_of_continued(trainer)
     if assignment.most_virtual_nodes and trainer.function.reproducible == "bitwise" and trainer.members.group is None:
         until_s = began_s + assignment.timeouts.further_measurement_s
         virtual_nodes = choose_virtual_nodes(trainer, channel, assignment.most_virtual_nodes, until_s)
@@ -62,6 +62,17 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         one_virtual_node_s=one_virtual_node_s,
         virtual_nodes=virtual_nodes,
     )
+
+
+def virtual_nodes_of_continued(trainer: Trainer) -> VirtualNodeCount | None:
+    """Those of the job that this one continues, if they are not the default: the speeds of its profile are measured
+    with them, so later jobs of the profile have them, too."""
+    assignment = trainer.assignment
+    if assignment.spec.continues is None or not assignment.plan.num_virtual_nodes:
+        return None
+    if trainer.function.reproducible != "bitwise":
+        return None
+    return VirtualNodeCount(count=trainer.members.virtual_nodes.count, source="code")
 
 
 def choose_virtual_nodes(trainer: Trainer, channel: Channel, most: int, until_s: float) -> VirtualNodeCount:

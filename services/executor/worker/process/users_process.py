@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -61,8 +62,10 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _place(frame: FrameType, line: int) -> str:
-    file = Path(frame.f_code.co_filename)
-    return f" at {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file.name}:{line}"
+    file, name = Path(frame.f_code.co_filename), ""
+    with suppress(OSError, ValueError):  # the current folder may be gone, and the file may be elsewhere
+        name = str(file.relative_to(Path.cwd()))
+    return f" at {name or file.name}:{line}"
 
 
 # --- errors --------------------------------------------------------------------------------------------

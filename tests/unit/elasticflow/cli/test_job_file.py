@@ -278,6 +278,15 @@ def test_a_wrong_value_has_the_name_of_the_option_that_gave_it(nowhere: Path) ->
     assert "--env: must be without EF_X" in shown
 
 
+def test_a_wrong_name_of_the_file_has_its_line_also_beside_typed_ones(nowhere: Path) -> None:
+    (nowhere / "train.py").write_text(JOB_FILE)
+    (nowhere / "job.toml").write_text('target = "train.py"\n[set]\nrate = 2\n')
+    status, shown = eflow("submit", "job.toml", "--deadline=5m", "--set=global_batch_size=16", "--set=other=1")
+    assert status == 2
+    assert "job.toml: line 3: [set] rate: Net declares no such hyperparameter" in shown
+    assert "--set other: Net declares no such hyperparameter" in shown
+
+
 def test_a_name_of_a_specification_is_told_as_its_key() -> None:
     assert problems("max_iterations = 3") == "line 1: max_iterations: unknown key; did you mean iterations?"
     assert "the options that `eflow submit --help` lists are its keys" in problems("epochs = 3")

@@ -250,7 +250,7 @@ def test_a_job_that_a_file_does_not_know_is_looked_for_in_that_file(nowhere: Pat
             "line 2, column 12: the quote that begins here is not closed",
         ),
         ("pool.toml", 'reserve_nodes = 1\nx = "10m\n', "line 2, column 5: the quote that begins here is not closed"),
-        ("pool.json", '{"reserve_nodes": 1,}', "line 1, column 21: expecting property name enclosed in double quotes"),
+        ("pool.json", '{"reserve_nodes" 1}', "line 1, column 18: expecting ':' delimiter"),
         ("pyproject.toml", '[project]\ndependencies = ["a\n]', "line 2, column 17: the quote that begins here is"),
         ("loads.toml", '[[load]]\nname = "x\n', "line 2, column 8: the quote that begins here is not closed"),
         ("overhead.json", '{"seconds_by_num_gpus": {"1": 0.1}', "line 1, column 35: expecting ',' delimiter"),

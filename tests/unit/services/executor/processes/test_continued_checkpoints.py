@@ -195,6 +195,30 @@ def test_a_job_that_ended_before_it_had_any_passes_on_those_that_it_had_continue
     assert name_of(40) in brought(data_dir, "han")
 
 
+@pytest.mark.parametrize("is_exact", [True, False])
+async def test_later_checkpoints_of_a_job_that_it_had_continued_from_before_are_none_of_it(
+    data_dir: Path, is_exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own newest one is shown late, and the first job had trained beyond it."""
+    take_folders(data_dir, "han", SECOND)
+    folder = data_dir / "checkpoints" / "han"
+    folder.mkdir()
+    os.link(data_dir / "checkpoints" / f"han.of-{FIRST}" / name_of(20), folder / name_of(20))
+    (folder / name_of(30, generation=7)).write_text("of the second job")
+    LateStorage(monkeypatch, 20, 20)
+    chain = ContinuedJob(job_id="han", identity=SECOND, iteration=30, earlier=(FIRST,), is_exact=is_exact)
+    await bring_promised_checkpoints(data_dir, "leia", chain, wait_s=1e9)
+    newest = name_of(30, generation=7)
+    assert brought(data_dir, "leia") == ({newest} if is_exact else {name_of(20), newest})
+
+
+def test_a_job_that_never_started_passes_on_no_later_ones_than_it_was_promised(data_dir: Path) -> None:
+    take_folders(data_dir, "han", SECOND)
+    chain = ContinuedJob(job_id="han", identity=SECOND, iteration=20, earlier=(FIRST,))
+    bring_checkpoints(data_dir, "leia", chain)
+    assert brought(data_dir, "leia") == {name_of(20)}
+
+
 @pytest.mark.parametrize(
     "name", [name_of(20), name_of(20, part=3), "model.pt", f"x{name_of(20)}", f"{name_of(20)}.part"]
 )

@@ -20,6 +20,7 @@ from elasticflow.services.executor.processes.manager import GenerationSecrets, W
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
 from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.pool_config import PoolConfig
+from elasticflow.shared.messages.timeouts import CHECKPOINT_WAIT_S
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
@@ -239,6 +240,13 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
 
 
 HAN = ContinuedJob(job_id="han", identity="1" * 16, iteration=40)
+
+
+def test_peers_wait_as_long_as_a_node_looks_for_a_checkpoint_that_is_shown_late() -> None:
+    config = PoolConfig(stall_timeout_s=60.0)
+    alone = config.timeouts_of(spec())
+    continuing = config.timeouts_of(spec(continues=ContinuedJob(job_id="han", identity="1" * 16, iteration=4)))
+    assert continuing.rendezvous_wait_s == alone.rendezvous_wait_s + CHECKPOINT_WAIT_S
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from elasticflow.services.executor.worker.checkpoint import store
 from elasticflow.services.executor.worker.engine import job_state, training_step
 from elasticflow.services.executor.worker.engine.user_code_checks import (
     as_metrics,
@@ -36,6 +37,11 @@ def test_a_name_that_no_message_can_hold_fails_the_job_with_a_reason(name: str) 
 def test_a_number_that_no_float_can_hold_is_named() -> None:
     with pytest.raises(TrainingFailed, match="return the loss, or a mapping of names to numbers"):
         as_metrics({"loss": 10**400})
+
+
+def test_no_object_of_stateful_takes_the_name_of_the_owner_of_a_checkpoint() -> None:
+    with pytest.raises(TrainingFailed, match=f'named "{store._OWNER}"'):
+        require_stateful({store._OWNER: torch.nn.Linear(1, 1)})
 
 
 @pytest.mark.parametrize("module", [job_state, training_step])

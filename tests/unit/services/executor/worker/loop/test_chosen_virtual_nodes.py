@@ -179,6 +179,23 @@ def test_the_code_decides_without_a_measurement(monkeypatch: pytest.MonkeyPatch)
     assert not trainer.num_steps
 
 
+@pytest.mark.parametrize(
+    ("continues", "planned", "reproducible", "told"),
+    [("han", 4, "bitwise", 4), ("han", 0, "bitwise", None), (None, 4, "bitwise", None), ("han", 4, "fast", None)],
+)
+def test_a_run_with_those_of_the_job_that_it_continues_tells_them(
+    continues: str | None, planned: int, reproducible: str, told: int | None
+) -> None:
+    """Whether or not it measures others: its speeds are those of this number."""
+    trainer: Any = Steps(pass_costs(0.0), virtual_nodes=planned)
+    trainer.function.reproducible = reproducible
+    trainer.assignment = SimpleNamespace(
+        spec=SimpleNamespace(continues=continues), plan=SimpleNamespace(num_virtual_nodes=planned)
+    )
+    found = speed_measurement.virtual_nodes_of_continued(trainer)
+    assert (None if found is None else found.count) == told
+
+
 def test_counts_to_choose_from_are_powers_of_two_up_to_the_batch() -> None:
     assert counts_to_choose_from(BATCH, 64) == (1, 2, 4, 8, 16, 32, 64)
     assert counts_to_choose_from(BATCH, 63) == (1, 2, 4, 8, 16, 32)

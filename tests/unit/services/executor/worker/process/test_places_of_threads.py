@@ -1,5 +1,6 @@
 """Where users' code is in each thread of a worker, for a job that hangs."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -34,3 +35,13 @@ def test_the_line_of_users_code_in_which_a_thread_hangs_is_named_once(tmp_path: 
         for thread in threads:
             thread.join()
     assert " at stuck_train.py:4 in train" not in places_of_threads()
+
+
+def test_a_working_folder_that_is_gone_is_no_obstacle(tmp_path: Path, monkeypatch) -> None:
+    """The telemetry thread asks: an error would end it, and with it all reports of the job."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+    assert any("test_places_of_threads.py:" in place for place in places_of_threads())
