@@ -24,7 +24,7 @@ from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.finish_time import promised_finish_s, speed_now
-from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name, types_in_use
+from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration
 from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.nodes import nodes_with_other_files
@@ -161,7 +161,7 @@ def _admitted(event: events.JobAdmitted, old: Job | None, new: Job, state: PoolS
     speeds = f", at {speeds_in_words(curve.iterations_per_s)}" if curve and curve.iterations_per_s else ""
     if new.num_virtual_nodes:
         speeds += f", in {counted(new.num_virtual_nodes, 'virtual node')}"
-    on_type = f" on {_type_and_why(event, state)}" if len(types_in_use(state)) > 1 else ""
+    on_type = f" on {_type_and_why(event, state)}" if len(state.gpu_types) > 1 else ""
     if not event.minimum_satisfactory_share:
         return f"{asked}admitted{on_type} without a promise{speeds}"
     share = event.minimum_satisfactory_share

@@ -1,7 +1,7 @@
 """Jobs, nodes and padding loads of a folded pool as rows of plain values, for tables and JSON. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
@@ -9,7 +9,7 @@ from elasticflow.shared.messages.job_spec import MetricCondition, Scalar
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.finish_time import expected_finish_s, is_silent, margin_s, speed_now
-from elasticflow.shared.state.gpu_types import num_added_by_type, type_name, types_in_use
+from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load, LoadPhase
 from elasticflow.shared.state.nodes import slower_nodes
@@ -253,27 +253,15 @@ def job_views(state: PoolState, now_s: float, *, ended: bool = False) -> tuple[J
     """Jobs in the order of their decisions. ended: include ended jobs."""
     jobs = [*state.live_jobs.values(), *(state.ended_jobs.values() if ended else ())]
     return tuple(
-        job_view(job, now_s, state.gpu_limits.get(job.job_id), gpu_type, num_added_by_type(state, job))
-        for job, gpu_type in _with_types(state, sorted(jobs, key=lambda job: (job.decided_at_s, job.job_id)))
+        job_view(job, now_s, state.gpu_limits.get(job.job_id), gpu_type_of(state, job), num_added_by_type(state, job))
+        for job in sorted(jobs, key=lambda job: (job.decided_at_s, job.job_id))
     )
 
 
 def gpu_type_of(state: PoolState, job: Job) -> str:
-    """The type of the GPUs on which the job was admitted, where the pool has several types, or another one now; else
-    ""."""
-    ((_, gpu_type),) = _with_types(state, [job])
-    return gpu_type
-
-
-def _with_types(state: PoolState, jobs: Sequence[Job]) -> list[tuple[Job, str]]:
-    """Jobs with their types; with "" if they and the nodes have one type only."""
-    of_jobs = [
-        job.spec.gpu_type if job.spec is not None and job.phase not in (Phase.PROFILING, Phase.REJECTED) else None
-        for job in jobs
-    ]
-    are_several = len(types_in_use(state).union(recorded for recorded in of_jobs if recorded is not None)) > 1
-    names = ("" if recorded is None or not are_several else type_name(state, recorded) for recorded in of_jobs)
-    return list(zip(jobs, names, strict=True))
+    """The type of the GPUs on which the job was admitted, where the pool has several types; else ""."""
+    is_decided = job.phase not in (Phase.PROFILING, Phase.REJECTED) and len(state.gpu_types) > 1
+    return type_name(state, job.spec.gpu_type) if is_decided and job.spec is not None else ""
 
 
 def node_views(state: PoolState) -> tuple[NodeView, ...]:

@@ -39,21 +39,6 @@ def shown_type(state: PoolState, recorded: str) -> str:
     return type_name(state, recorded) if len(state.gpu_types) > 1 else ""
 
 
-def types_in_use(state: PoolState) -> frozenset[str]:
-    """The types, as recorded, that nodes have now or live jobs were given.
-
-    `PoolState.gpu_types` also has those of nodes that left long ago.
-    """
-    return _types_in_use(state.nodes, state.live_jobs, state.gpu_types)
-
-
-@memoize_last  # screens ask for it of each job
-def _types_in_use(nodes: Map[str, NodeState], live_jobs: Map[str, Job], gpu_types: tuple[str, ...]) -> frozenset[str]:
-    of_nodes = (_as_recorded(gpu_types, node.gpu_type) for node in nodes.values() if node.alive)
-    of_jobs = (spec_of(job).gpu_type for job in live_jobs.values() if job.phase is not Phase.PROFILING)
-    return frozenset((*of_nodes, *of_jobs))
-
-
 def as_recorded(state: PoolState, gpu_type: str) -> str:
     """How specs and events name this type: "" for the first."""
     return _as_recorded(state.gpu_types, gpu_type)

@@ -19,7 +19,7 @@ from elasticflow.web.page_values import job_detail
 from elasticflow.web.pool_history import PoolHistory
 from testbed.histories import NOW_S, History, best_effort, gpus, pool, spec
 from tests.support.two_types import two_types
-from tests.support.worker_events import admitted, job, joined, lost, placed
+from tests.support.worker_events import admitted, job, joined, placed
 
 H100 = replace(joined("first", num_gpus=2, gpu_type="H100-80GB-HBM3"), gpu_memory_bytes=81_559 << 20)
 
@@ -139,30 +139,6 @@ def test_an_admission_says_on_which_type_and_why(changes: dict[str, Any], said: 
     history = two_types().then(event)
     assert said in event_text(event, None, job(history), history.state)
     assert "on V100" not in event_text(event, None, job(history), pool(4).state)
-
-
-def without_v100(history: History) -> History:
-    return history.then(replace(lost("node-0", "one"), reason="left"))
-
-
-def test_a_type_that_has_left_and_that_no_live_job_has_counts_no_more() -> None:
-    history = without_v100(two_types())
-    event = admitted("a", gpu_type="P100", minimum_satisfactory_share=(NOW_S, NOW_S + 50.0, 1.0))
-    assert "; admitted: 1 GPU " in event_text(event, None, job(history.then(event)), history.state)
-    (view,) = job_views(history.state, NOW_S)
-    assert view.gpu_type == ""
-    assert "TYPE" not in lines(jobs_table((view,), NOW_S))[0]
-    history.then(joined("again", gpu_type="V100"))
-    (view,) = job_views(history.state, NOW_S)
-    assert view.gpu_type == "P100"
-
-
-def test_a_type_that_has_left_counts_while_a_live_job_has_it() -> None:
-    history = without_v100(two_types().then(admitted("a"), admitted("b", gpu_type="P100")))
-    assert [view.gpu_type for view in job_views(history.state, NOW_S)] == ["V100", "P100"]
-    history.then(events.JobCancelled(job_id="a", reason="", at_s=NOW_S))
-    assert [view.gpu_type for view in job_views(history.state, NOW_S)] == [""]
-    assert [view.gpu_type for view in job_views(history.state, NOW_S, ended=True)] == ["V100", "P100"]
 
 
 @pytest.mark.parametrize(("named", "key", "rate"), [("", "", 1.0), ("V100", "", 1.0), ("P100", "@P100", 0.5)])
