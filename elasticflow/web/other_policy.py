@@ -91,7 +91,7 @@ async def replayed(*arguments: str) -> bytes:
             await process.wait()
     if process.returncode != 0:
         lines = err.decode(errors="replace").strip().splitlines()
-        raise _refused(lines[-1] if lines else "the simulator ended without a result")
+        raise _refused(lines[-1].removeprefix("eflow: ") if lines else "the simulator ended without a result")
     return out
 
 

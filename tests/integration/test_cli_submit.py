@@ -49,20 +49,18 @@ async def test_a_rejection_offers_commands_that_are_admitted(cli: CommandLinePoo
         assert (await cli.eflow("cancel", name)).status == 0
 
 
-@pytest.mark.parametrize(("option", "field"), [("--name", "job_id"), ("--tenant", "tenant")])
-async def test_an_invalid_name_is_rejected_before_a_message_is_sent(
-    cli: CommandLinePool, option: str, field: str
-) -> None:
+@pytest.mark.parametrize("option", ["--name", "--tenant"])
+async def test_an_invalid_name_is_rejected_before_a_message_is_sent(cli: CommandLinePool, option: str) -> None:
     ran = await cli.eflow("submit", "line.py", "--deadline", "300s", option, "no spaces")
     assert ran.status == 2
-    assert ran.err == f"eflow: {field}: must be 1 to 64 letters, digits, _ and -, not 'no spaces'\n"
+    assert ran.err == f"eflow: {option}: must be 1 to 64 letters, digits, _ and -, not 'no spaces'\n"
     assert (await cli.eflow("jobs", "--all", "--json")).value == []
 
 
 async def test_one_error_names_all_problems(cli: CommandLinePool) -> None:
     ran = await cli.eflow("submit", "line.py", "--batch", "0", "--name", "no spaces", "--tenant", "a b")
     assert ran.status == 2
-    assert all(f"{field}: " in ran.err for field in ("global_batch_size", "deadline", "job_id", "tenant")), ran.err
+    assert all(f"{field}: " in ran.err for field in ("--batch", "deadline", "--name", "--tenant")), ran.err
 
 
 async def test_resubmitting_under_the_same_id_has_no_effect(cli: CommandLinePool) -> None:
