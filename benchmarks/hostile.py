@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import configure
+from elasticflow.client.pool_endpoint import Endpoint
 from elasticflow.shared.errors import ElasticFlowError, Retry
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.job_spec import JobClass
@@ -31,7 +33,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.state import snapshot_encoding
 from testbed.hostile_messages import JOB, NODE, PLAN, QUOTE, SUBMIT, TELEMETRY, hostile_bytes
-from testbed.real_pool import POOL, RunningPool, job, running_pool
+from testbed.real_pool import POOL, RunningPool, job, persistently, running_pool
 
 # --- messages, and the places that they go to ----------------------------------------------------------
 
@@ -227,7 +229,9 @@ async def attack(num_messages: int, limit_s: float, seed: int, folder: Path) -> 
         if state.unreadable_plan_sequence:
             changes = {"skip_plan_up_to": state.sequence}
             await configure(pool.url, POOL, None, SystemClock(), changes=changes)
-        await pool.acknowledged(job(), "after")
+        # the attack has used up what its own tenant may send (docs/adr/0103)
+        other = Client(pool.bus, Endpoint(nats_url=pool.url, pool=POOL), tenant="other", clock=SystemClock())
+        await persistently(lambda: other.post(job(), job_id="after"))
         state = await pool.ended(["after"])
         return Result(
             messages=under_way.sent.total(),
