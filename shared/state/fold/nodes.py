@@ -63,11 +63,11 @@ def suspects(state: PoolState, end: NodeEnd) -> set[str]:
     A job that ends nodes is there each time, and never trains. Crashes of workers, which their nodes survive, count for
     nothing, nor does it whether an earlier end was held against the job.
     """
-    named = {job_id: end.newest_start(job) for job_id, _ in end.starts or () if (job := state.live_jobs.get(job_id))}
+    named = (state.live_jobs.get(job_id) for job_id, _ in end.starts or ())
     there = {
-        job_id: _num_ended(job)
-        for job_id, generation in named.items()
-        if (generation, end.node_id) in (job := state.live_jobs[job_id]).ended_starts
+        job.job_id: _num_ended(job)
+        for job in named
+        if job is not None and (end.newest_start(job), end.node_id) in job.ended_starts
     }
     most = max(there.values(), default=None)
     return {job_id for job_id, number in there.items() if number == most}
