@@ -3,7 +3,6 @@
 It is CPU time, because the machine is shared; a decision waits for nothing.
 """
 
-import json
 import math
 import time
 from dataclasses import replace
@@ -12,10 +11,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import machine
+from benchmarks.report import machine, show
 from elasticflow.services.placement.policy import decide, pool_topology
 from elasticflow.shared.messages.events import PlacementDecided
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
@@ -51,14 +49,7 @@ def main(
             measure_pool(num_nodes=2048, num_jobs=10_000, share_unpromised=0.5, num_changes=num_changes),
         ],
     }
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n")
-    if as_json:
-        print(text)
-    else:
-        Console().print(_table(result))
-        print(text)
+    show(_table(result), result, as_json=as_json, out=out)
 
 
 def _table(result: dict[str, Any]) -> Table:

@@ -41,13 +41,24 @@ def where_and_when(load_average_before: float) -> Measured:
 
 
 def report(title: str, result: Measured, rows_of: Mapping[str, RowsOf], *, as_json: bool, out: Path | None) -> None:
-    """result: by part, with `where_and_when`. as_json: the JSON object alone. out: a file that gets it too."""
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n")
+    """result: by part, with `where_and_when`. as_json, out: as in `show`."""
+    show(table(title, result, rows_of), result, as_json=as_json, out=out, width=TABLE_WIDTH)
+
+
+def show(drawn: Table, result: Measured, *, as_json: bool, out: Path | None, width: int | None = None) -> None:
+    """Print the table and the JSON object. as_json: the object alone. out: a file that gets it too."""
+    text = json_text(result, out)
     if not as_json:
-        Console(width=TABLE_WIDTH).print(table(title, result, rows_of))
+        Console(width=width).print(drawn)
     print(text)
+
+
+def json_text(result: Measured, out: Path | None) -> str:
+    """The result as JSON. out: a file that gets it too."""
+    text = json.dumps(result, indent=2)
+    if out is not None:
+        out.write_text(text + "\n")
+    return text
 
 
 def table(title: str, result: Measured, rows_of: Mapping[str, RowsOf]) -> Table:

@@ -3,7 +3,6 @@
 python -m benchmarks.engine --with-torchft --out benchmarks/results/engine.json
 """
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from rich.console import Console
 from benchmarks.engine import resizes, restores, stalls, steady, torchft, torchrun, transient
 from benchmarks.engine.parts import Device, Options, Part
 from benchmarks.engine.resizes import fitted, stops_by_num_gpus
+from benchmarks.report import json_text
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 PARTS: Mapping[str, Part] = {
@@ -73,9 +73,7 @@ def main(
     if not as_json:
         for name in chosen:
             Console(width=_TABLE_WIDTH).print(PARTS[name].table(result[name]))
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n")
+    text = json_text(result, out)
     if as_json or not out:
         print(text)
 

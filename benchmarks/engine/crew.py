@@ -12,10 +12,10 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.engine.models import Trained
 from benchmarks.engine.parts import Device, device_fields
@@ -107,15 +107,28 @@ class Engine:
         self._changed.set()
 
 
+class HasLauncher(Protocol):
+    @property
+    def launcher(self) -> Launcher: ...
+
+
+Launching = TypeVar("Launching", bound=HasLauncher)
+
+
 @asynccontextmanager
-async def running_engine(device: Device = Device.CPU) -> AsyncIterator[Engine]:
+async def launching(make: Callable[[Path, Device], Launching], device: Device) -> AsyncIterator[Launching]:
+    """What has a launcher, in a folder of its own; the launcher runs meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(Path(folder), device)
-        await engine.launcher.start()
+        made = make(Path(folder), device)
+        await made.launcher.start()
         try:
-            yield engine
+            yield made
         finally:
-            await engine.launcher.close()
+            await made.launcher.close()
+
+
+def running_engine(device: Device = Device.CPU) -> AbstractAsyncContextManager[Engine]:
+    return launching(Engine, device)
 
 
 # --- workers, and a switch of them to another generation -----------------------------------------------

@@ -8,7 +8,6 @@ sample seen as often.
 """
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from benchmarks.engine.sensitive import (
 )
 from benchmarks.engine.stage import Outcome, Played, PlayedJob, play_all, uneven_counts
 from benchmarks.engine.transports import TransportName
-from benchmarks.report import today
+from benchmarks.report import json_text, today
 from elasticflow import ElasticJob
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.logs import configure_logs
@@ -224,10 +223,7 @@ def main(
         "torch": torch.__version__,
         "rows": rows,
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if out:
-        out.write_text(text + "\n")
+    print(json_text(result, out))
     wrong = ("unfinished", "differences", "iterations_read_wrongly")
     raise typer.Exit(int(any(row[name] for row in rows for name in wrong)))
 

@@ -3,15 +3,15 @@
 import asyncio
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from benchmarks.engine.crew import Crew, Worker
+from benchmarks.engine.crew import Crew, Worker, launching
 from benchmarks.engine.parts import Device
 from benchmarks.engine.sensitive import digest
 from elasticflow.services.executor.processes.launcher import Launcher, WorkerEvent, WorkerHandle
@@ -194,15 +194,8 @@ class Stage:
         self._crews[handle.assignment.job_id].note(handle, event)
 
 
-@asynccontextmanager
-async def stage(device: Device = Device.CPU) -> AsyncIterator[Stage]:
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Stage(Path(folder), device)
-        await ready.launcher.start()
-        try:
-            yield ready
-        finally:
-            await ready.launcher.close()
+def stage(device: Device = Device.CPU) -> AbstractAsyncContextManager[Stage]:
+    return launching(Stage, device)
 
 
 class Unfinished(Exception):

@@ -6,7 +6,6 @@ mutation of them would have to be compiled again. Their numbers are then of nump
 into the ledger of a real host fails.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ import typer
 
 from benchmarks.mutations.mutation_list import MUTATIONS, Mutation
 from benchmarks.regressions.pages import current_commit
-from benchmarks.report import machine, today
+from benchmarks.report import json_text, machine, today
 from benchmarks.timing import children_cpu_s
 
 # --- trials --------------------------------------------------------------------------------------------
@@ -245,11 +244,9 @@ def main(
             trials.append(trial := copy.trial(mutation))
             if not alone:
                 print(row(trial), flush=True)
-    text = json.dumps(as_json(trials, commit), indent=2)
+    text = json_text(as_json(trials, commit), out)
     if alone:
         print(text)
-    if out:
-        out.write_text(text + "\n")
     if markdown:
         markdown.write_text(page(trials, commit))
     for trial in trials:

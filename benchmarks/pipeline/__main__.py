@@ -1,19 +1,17 @@
 """`python -m benchmarks.pipeline`: the pipeline's numbers beside their goals and physical limits."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.pipeline.cluster import Cluster, running_cluster
 from benchmarks.pipeline.epochs import measure_rebuild
 from benchmarks.pipeline.growth import measure_growth
 from benchmarks.pipeline.latency import measure_burst, measure_latency, raw_publishes_per_s
-from benchmarks.report import machine
+from benchmarks.report import machine, show
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 
@@ -25,14 +23,7 @@ def main(
     """Measure the pipeline on this machine: real services, real NATS, fsync on every append."""
     configure_logs(level="error")
     result = asyncio.run(_measure(0.1 if quick else 1.0))
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n")
-    if as_json:
-        print(text)
-    else:
-        Console().print(_table(result))
-        print(text)
+    show(_table(result), result, as_json=as_json, out=out)
 
 
 async def _measure(scale: float) -> dict[str, Any]:

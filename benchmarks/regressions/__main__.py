@@ -3,7 +3,6 @@
 python -m benchmarks.regressions --record    on an idle machine: what is measured becomes the record
 """
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from benchmarks.regressions.ratios import (
     read_recorded,
     record,
 )
-from benchmarks.report import Measured, machine, today, where_and_when
+from benchmarks.report import Measured, json_text, machine, today, where_and_when
 from benchmarks.timing import new_workers
 from elasticflow.shared.runtime.process.logs import configure_logs
 
@@ -77,9 +76,7 @@ def main(
         "ratios": {name: {each.what: as_object(each) for each in of_part} for name, of_part in comparisons.items()},
         "changed_pages": None if changes is None else [change.as_json() for change in changes],
     }
-    text = json.dumps(result, indent=2)
-    if out:
-        out.write_text(text + "\n")
+    text = json_text(result, out)
     if alone:
         print(text)
     else:

@@ -1,6 +1,5 @@
 """The numbers as tables, a sheet for each part, on a terminal and in Markdown."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import json_text
 from benchmarks.scheduling.decisions import POOLS
 from benchmarks.scheduling.quality import gap_of
 
@@ -42,9 +42,7 @@ class Sheet:
 
 def show(sheets: Iterable[Sheet], result: dict[str, Any], *, as_json: bool, out: Path | None = None) -> None:
     """Print the sheets, or the JSON object alone. out: a file that gets the object too."""
-    text = json.dumps(result, indent=2)
-    if out is not None:
-        out.write_text(text + "\n")
+    text = json_text(result, out)
     if as_json:
         print(text)
     else:

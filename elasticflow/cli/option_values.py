@@ -44,14 +44,18 @@ def require_future(deadline: Deadline, now_s: float, option: str = "--deadline",
 
 def end_of(text: str, option: str, now_s: float) -> float:
     """Seconds since 1970 of a duration from now, of a time, or of such a number itself, as Slurm has it."""
-    end = _end_of(text, option)
-    return now_s + end.within if end.within is not None else timestamp_of(end.deadline or 0.0)
+    return _end_s(_end_of(text, option), now_s)
 
 
 def future_end_of(text: str, option: str, now_s: float, *, otherwise: str = "") -> float:
     """As `end_of`, but refused if it is over. otherwise: as in `require_future`."""
-    require_future(_end_of(text, option), now_s, option, otherwise=otherwise)
-    return end_of(text, option, now_s)
+    end = _end_of(text, option)
+    require_future(end, now_s, option, otherwise=otherwise)
+    return _end_s(end, now_s)
+
+
+def _end_s(end: Deadline, now_s: float) -> float:
+    return now_s + end.within if end.within is not None else timestamp_of(end.deadline or 0.0)
 
 
 def _end_of(text: str, option: str) -> Deadline:

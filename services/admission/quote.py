@@ -134,7 +134,7 @@ class QuoteRequests:
                     if num_received % YIELD_EVERY == 0:
                         await asyncio.sleep(0)  # a flood must not keep decisions waiting
         finally:
-            self._refusals.write_counts(math.inf)
+            self._refusals.close()
 
     async def _receive(self, request: Message) -> None:
         name = subjects.sender(request.subject)

@@ -16,14 +16,13 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     profile_known,
     promised_deadline_s,
     resize_cost,
+    unmeasured_types,
 )
-from elasticflow.shared.state.fold.profiles import num_virtual_nodes, with_profile
+from elasticflow.shared.state.fold.profiles import num_virtual_nodes
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     large_enough_types,
-    possible_types,
     profiling_failure,
-    spec_on,
     type_name,
 )
 from elasticflow.shared.state.nodes import PromisableGpus, ending_nodes
@@ -166,12 +165,12 @@ def _gpus_there(state: PoolState, *, with_memory: bool) -> str:
 
 def why_not_elsewhere(state: PoolState, spec: JobSpec) -> list[str]:
     """Why a decision on a submitted spec does not count some types that have enough GPUs."""
-    there = {each: spec_on(state, spec, each) for each in possible_types(state, spec)}
-    # the state may have the whole curve of a type, and none yet for the GPU range of the job
-    unknown = (each for each, on_it in there.items() if not profile_known(with_profile(state, on_it), on_it))
     return [
         *_profiling_failures(state, spec),
-        *(f"on {type_name(state, each)} no GPU could be lent to measure its speed" for each in unknown),
+        *(
+            f"on {type_name(state, each)} no GPU could be lent to measure its speed"
+            for each in unmeasured_types(state, spec)
+        ),
     ]
 
 

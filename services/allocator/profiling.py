@@ -21,11 +21,12 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     next_level,
     profile_known,
     resize_cost,
+    unmeasured_types,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.jobs import state_holders
-from elasticflow.shared.state.fold.profiles import may_measure_virtual_nodes, on_first_type, with_profile
-from elasticflow.shared.state.gpu_types import parts, possible_types, profiling_failure, spec_on, submitted_spec
+from elasticflow.shared.state.fold.profiles import may_measure_virtual_nodes, on_first_type
+from elasticflow.shared.state.gpu_types import parts, profiling_failure, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, largest_level, profiling_jobs, spec_of
@@ -131,19 +132,13 @@ def types_to_measure(state: PoolState) -> dict[str, str]:
     num_free = _num_free_by_type(state) if waiting else {}
     for job in waiting:
         spec, now_on = submitted_spec(job), spec_of(job).gpu_type
-        unknown = _unmeasured_types(state, spec)
+        unknown = unmeasured_types(state, spec)
         if not unknown or (now_on in unknown and job.num_gpus):
             continue
         freest = max(unknown, key=lambda each: (num_free[each], each == now_on))
         if freest != now_on:
             found[job.job_id] = freest
     return found
-
-
-def _unmeasured_types(state: PoolState, spec: JobSpec) -> list[str]:
-    """A type may have the whole curve, and none yet for the GPU range of the job."""
-    there = {each: spec_on(state, spec, each) for each in possible_types(state, spec)}
-    return [each for each, on_it in there.items() if not profile_known(with_profile(state, on_it), on_it)]
 
 
 def runs_held_back(state: PoolState) -> frozenset[str]:

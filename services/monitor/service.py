@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -167,7 +166,7 @@ class _Unreadable:
                     await self._keep(message, error)
                 self._refusals.write_counts(self._process.clock.now_s())
         finally:
-            self._refusals.write_counts(math.inf)
+            self._refusals.close()
 
     async def _keep(self, message: Message, error: codec.Undecodable) -> None:
         digest = hashlib.blake2b(message.data, digest_size=10).hexdigest()

@@ -29,11 +29,16 @@ def requirements_in_use(state: PoolState) -> Iterator[tuple[str, tuple[str, ...]
                 yield job.tenant, spec.requirements
 
 
+def folder_set_aside(job_id: str, identity: str) -> str:
+    """The name that each folder of a job, as that of its checkpoints, has once a later job has taken its id."""
+    return f"{job_id}.of-{identity}"
+
+
 def continued_folders(state: PoolState) -> set[str]:
     """The names of folders with checkpoints that live jobs begin from, until the first worker has linked them."""
     jobs = (job.spec.continues for job in state.live_jobs.values() if job.spec is not None)
     continued = [job for job in jobs if job is not None]
-    aside = {f"{job.job_id}.of-{identity}" for job in continued for identity in job.writers}
+    aside = {folder_set_aside(job.job_id, identity) for job in continued for identity in job.writers}
     return aside.union(job.job_id for job in continued)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class BundleQueue:
                     self._log.warning("no bundles", load_id=self.load.load_id, error=str(error))
                     await asyncio.sleep(RETRY_S)
         finally:
-            self._refusals.write_counts(math.inf)
+            self._refusals.close()
             await self.give_back()
             if queue is not None:
                 with contextlib.suppress(ElasticFlowError):

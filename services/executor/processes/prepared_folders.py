@@ -40,6 +40,7 @@ from elasticflow.shared.runtime.process.folder_tree import (
     delete_folder,
     owner_of,
 )
+from elasticflow.shared.state.code_in_use import folder_set_aside
 
 _CHECK_EVERY_S = 1.0
 _LOOK_AGAIN_S = 1.0  # for a checkpoint that the shared storage may not show yet
@@ -381,7 +382,7 @@ def _shown_checkpoints(data_dir: Path, job: ContinuedJob) -> dict[str, tuple[Pat
 
 def _checkpoints_of(data_dir: Path, job_id: str, identity: str) -> dict[str, tuple[Path, int]]:
     place = data_dir / "checkpoints"
-    folders = [place / f"{job_id}.of-{identity}"]  # a later job of its id moves them aside
+    folders = [place / folder_set_aside(job_id, identity)]
     if are_folders_of(data_dir, job_id, identity):
         folders.append(place / job_id)
     return {file.name: (file, iteration) for folder in folders for file, iteration in _checkpoints_in(folder)}
@@ -451,7 +452,7 @@ def _set_aside(data_dir: Path, job_id: str, owner: str) -> Iterator[Path]:
     for place in PLACES:
         folder = data_dir / place / job_id
         with suppress(FileNotFoundError):
-            yield folder.rename(folder.with_name(f"{job_id}.of-{owner}"))
+            yield folder.rename(folder.with_name(folder_set_aside(job_id, owner)))
 
 
 @contextmanager

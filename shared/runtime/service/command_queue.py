@@ -6,7 +6,6 @@ position in the queue, so the folded state tells such a repeat from a command th
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -199,7 +198,7 @@ class CommandQueue:
                 tasks.create_task(self._pull(), name="pull")
                 tasks.create_task(self._hold(), name="hold")
         finally:
-            self._refusals.write_counts(math.inf)
+            self._refusals.close()
 
     async def _pull(self) -> None:
         """Unreadable messages are dead-lettered here."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any, Generic
 
@@ -56,7 +55,7 @@ class LedgerProjection(Generic[State]):
             async for batch in self._bus.follow(self._pool, after_sequence=self.folded.sequence):
                 await self._fold_all(batch)
         finally:
-            self._faults.write_counts(math.inf)
+            self._faults.close()
 
     async def _fold_all(self, batch: tuple[LedgerRecord, ...]) -> None:
         self._faults.write_counts(self._clock.now_s())

@@ -1,5 +1,6 @@
 """The log of refusals: a sender of thousands fills neither the disk nor the eyes of the operator."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,10 @@ class RefusalLog:
             self._write_line(kind, **keys)
             return
         self._counted.setdefault(key, _Counted(now_s)).number += 1
+
+    def close(self) -> None:
+        """Write what was counted so far: nothing is written any more."""
+        self.write_counts(math.inf)
 
     def write_counts(self, now_s: float) -> None:
         """How many were not written in full, of each minute that has passed."""

@@ -20,6 +20,8 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
+from elasticflow.shared.state.fold.profiles import with_profile
+from elasticflow.shared.state.gpu_types import possible_types, spec_on
 from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.nodes import ending_nodes, promisable_of
@@ -121,6 +123,15 @@ def profile_known(state: PoolState, spec: JobSpec) -> bool:
     """Whether the scaling curve of the job is completely profiled."""
     measured = state.curves.get(spec.profile_key)
     return measured is not None and measured.complete
+
+
+def unmeasured_types(state: PoolState, spec: JobSpec) -> list[str]:
+    """The GPU types on which a submitted job may run at an unknown speed.
+
+    The state may have the whole curve of a type, and none yet for the GPU range of the job.
+    """
+    there = {each: spec_on(state, spec, each) for each in possible_types(state, spec)}
+    return [each for each, on_it in there.items() if not profile_known(with_profile(state, on_it), on_it)]
 
 
 class KnownCurves:

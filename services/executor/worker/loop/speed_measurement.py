@@ -68,9 +68,8 @@ def virtual_nodes_of_continued(trainer: Trainer) -> VirtualNodeCount | None:
     """Those of the job that this one continues, if they are not the default: the speeds of its profile are measured
     with them, so later jobs of the profile have them, too."""
     assignment = trainer.assignment
-    if assignment.spec.continues is None or not assignment.plan.num_virtual_nodes:
-        return None
-    if trainer.function.reproducible != "bitwise":
+    is_given = assignment.spec.continues is not None and assignment.plan.num_virtual_nodes
+    if not is_given or trainer.function.reproducible != "bitwise":
         return None
     return VirtualNodeCount(count=trainer.members.virtual_nodes.count, source="code")
 

@@ -2,8 +2,8 @@
 
 The thread reports even while the training makes no progress, for example in a step that never returns. So silence means
 a dead process, and `Alive` means a stuck one. It writes its stacks into the job's log, and the lines of users' code in
-which it hangs into the job's history. At its end the thread reports
-the last steps, so that a failed job shows in which iteration it failed.
+which it hangs into the job's history. At its end the thread reports the last steps, so that a failed job shows in which
+iteration it failed.
 """
 
 import faulthandler
