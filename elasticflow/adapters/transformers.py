@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from elasticflow.adapters.held_state import named_by_class
-from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, refuse, replace_accumulation
+from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, SHARDED, Rule, refuse, replace_accumulation
 from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, require_state, running_worker
 from elasticflow.shared.training_interface import OnStep, is_stateful
 
@@ -82,8 +82,8 @@ def _refuse_unsupported(trainer: Any) -> None:
     args = trainer.args
     refuse(
         Rule(bool(args.fp16), "fp16=True", SCALE, "set bf16=True"),
-        Rule(bool(args.deepspeed), "deepspeed", ONE_PROCESS, "remove it: the model must fit on one GPU"),
-        Rule(bool(args.fsdp), "fsdp", ONE_PROCESS, "remove it: the model must fit on one GPU"),
+        Rule(bool(args.deepspeed), "deepspeed", ONE_PROCESS, SHARDED),
+        Rule(bool(args.fsdp), "fsdp", ONE_PROCESS, SHARDED),
         Rule(args.world_size * max(args.n_gpu, 1) > 1, "more than one device", ONE_PROCESS, "use one"),
         Rule(
             args.load_best_model_at_end,

@@ -29,6 +29,7 @@ class Rule:
 
 
 ONE_PROCESS = "the job decides how many GPUs it has, and starts one process for each"
+SHARDED = "remove it, or run the script without the adapter and with --torchrun, which restarts it at each resize"
 SCALE = "its scale would differ between workers"
 
 

@@ -165,7 +165,7 @@ class Script(ElasticJob):
 class TorchrunScript(Script):
     """A job that runs an unchanged script; its workers start as under `torchrun` and restart at each resize.
 
-    target: as of a Script. The script saves its own snapshots with `torch.save` in its working directory.
+    target: as of a Script. The script saves its own snapshots in its working directory.
     hyperparameter batch_per_worker: samples of each worker in an optimizer step, if that does not depend on the number
     of workers. An iteration of the job is then global_batch_size samples.
     """

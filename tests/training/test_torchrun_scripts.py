@@ -162,3 +162,29 @@ async def test_an_elastic_script_of_a_job_that_has_ended_ends_without_a_checkpoi
 
 def names_of_files(node, job_id: str) -> list[str]:
     return sorted(file.name for file in files_of(node, job_id).iterdir())
+
+
+async def test_a_sharded_model_goes_on_at_another_number_of_gpus_from_its_distributed_checkpoint(node, spec_of):
+    def sharded(steps: int):
+        arguments = ("--steps", str(steps), "--width", "32", "--save-every", "10")
+        spec = script(spec_of, *arguments, name="examples.gpt.sharded", entry="__torchrun__")
+        return spec_of(
+            spec.training_function, global_batch_size=32, max_iterations=steps, hyperparameters=spec.hyperparameters
+        )
+
+    job_id = node.new_job_id()
+    workers = await node.launch(sharded(ENDLESS), job_id=job_id, num_workers=2)
+    await workers.first(CheckpointWritten)
+    workers.stop()
+    await workers.ended()
+    kept = workers.all_of(CheckpointWritten)[-1].iteration
+    assert kept % 10 == 0, "what the snapshot has, and not the steps that a save in the background outlasts"
+
+    workers = await node.launch(
+        sharded(kept + 20), job_id=job_id, num_workers=3, generation=2, checkpoint_iteration=kept
+    )
+    assert (await workers.first(Started)).iteration >= kept
+    await workers.first(Finished)
+    await workers.ended()
+    continued = int(node.log_of(job_id, generation=2).partition("begins at step ")[2].split()[0])
+    assert continued >= kept

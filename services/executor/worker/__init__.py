@@ -87,6 +87,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         elastic_script.py       a script with elasticflow.elastic(...), as a training function
         schedules.py            schedules step once a step, and are built for the job's steps
         torchrun_script.py      an unchanged torchrun script, restarted at each resize; its progress
+        snapshot_watch.py       which saves of such a script are its snapshots
         script_environment.py   folder, arguments, environment variables, and where its process groups meet
     loop/         from the assignment to the end
         training_loop.py        from the assignment to the end of the job

@@ -161,7 +161,8 @@ def in_users_code(where: str, *, has_peers: bool = False) -> Iterator[None]:
                 f"torch.distributed has no process group {where}: the job sums gradients over its workers by itself, "
                 "and their number changes. Leave out DistributedDataParallel, fully_shard() and calls such as "
                 "all_gather(); elasticflow.gather() and elasticflow.mean() give values of the whole batch, and "
-                "shard_optimizer = True divides the optimizer's state"
+                "shard_optimizer = True divides the optimizer's state. A model that needs several GPUs trains with "
+                "fully_shard() as a script with --torchrun"
             ) from error
         if isinstance(error, AttributeError) and error.name == "no_sync":
             raise TrainingFailed(

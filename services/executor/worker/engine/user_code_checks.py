@@ -108,7 +108,8 @@ def memory_exceeded(
         )
     return TrainingFailed(
         f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
-        "recompute activations (torch.utils.checkpoint), or use GPUs with more memory"
+        "recompute activations (torch.utils.checkpoint), use GPUs with more memory, or shard it over several: a script "
+        "with fully_shard() and --torchrun"
     )
 
 
@@ -142,7 +143,8 @@ def require_model(made: Any) -> nn.Module:
     if divided := [name for name, each in made.named_parameters() if hasattr(each, "device_mesh")]:
         raise TrainingFailed(
             f"init_model() returned a model whose parameters are divided ({', '.join(divided[:_NAMED])}): leave "
-            "fully_shard() and parallelize_module() out; shard_optimizer = True divides the optimizer's state"
+            "fully_shard() and parallelize_module() out; shard_optimizer = True divides the optimizer's state. A model "
+            "that needs several GPUs trains as a script with --torchrun"
         )
     return made
 

@@ -54,6 +54,7 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
     torchrun_environment,
     use_own_rendezvous,
 )
+from elasticflow.services.executor.worker.scripts.snapshot_watch import SAVED_WITH, SnapshotWatch
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
     ExitCode,
@@ -69,7 +70,7 @@ from elasticflow.shared.runtime.process.logs import log
 #
 # A step is one iteration of the job. If each worker has batch_per_worker samples of its own, a step is as large a
 # part of an iteration as these samples are of a global batch: a fraction, because floats of many parts add up to a
-# little less than the whole. The progress at rank 0's last `torch.save` is recorded when the next step ends, since
+# little less than the whole. The progress at rank 0's last snapshot is recorded when the next step ends, since
 # until then the script may still rename the file. The next generation continues from there.
 
 _WARM_UP_STEPS = 2
@@ -143,7 +144,7 @@ class TorchrunProgress:
         """Observe everything that the script does in this process from now on."""
         register_optimizer_step_post_hook(self._stepped)
         if self.records_snapshots:
-            self._watch_saving()
+            SnapshotWatch(lambda: self._done, self._note_saved).begin()
 
     def wait_for_snapshot(self, timeout_s: float) -> None:
         """Wait for the next snapshot if one is expected before the timeout."""
@@ -204,20 +205,13 @@ class TorchrunProgress:
         self._may_warn = False
         if not self._snapshot_times_s:
             self._telemetry.warn(
-                f"the script has saved nothing with torch.save in {_UNSAVED_S:.0f} s of training: after each change of "
-                "its GPUs, and after each crash, it starts again from its last snapshot, or from the beginning"
+                f"the script has saved nothing in {_UNSAVED_S:.0f} s of training: after each change of its GPUs, and "
+                "after each crash, it starts again from its last snapshot, or from the beginning. Files of "
+                f"{SAVED_WITH} count"
             )
 
-    def _watch_saving(self) -> None:
-        save = torch.save
-
-        @wraps(save)
-        def save_and_note(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            save(obj, f, *args, **kwargs)
-            if isinstance(f, str | os.PathLike):  # a save to memory is no snapshot
-                self._saved = self._done
-
-        torch.save = save_and_note
+    def _note_saved(self, done: Fraction) -> None:
+        self._saved = max(done, self._saved or done)  # a save in the background may end after a later one
 
     def _keep(self) -> None:
         """Record what was saved before the step that has just ended. Raises Superseded.
