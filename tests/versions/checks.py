@@ -32,6 +32,9 @@ CHECKS: dict[str, tuple[str, ...]] = {  # by direct dependency
         "tests/unit/services/executor/worker/checkpoint/test_store.py",
         "tests/training/test_bitwise.py::test_any_number_of_workers_gives_the_same_bits[3]",
         "tests/training/test_bitwise.py::test_resizes_do_not_change_the_bits[gloo]",
+        "tests/training/test_torchrun_scripts.py"
+        "::test_a_sharded_model_goes_on_at_another_number_of_gpus_from_its_distributed_checkpoint",
+        "tests/unit/services/executor/worker/scripts/test_snapshot_watch.py",
     ),
     "accelerate": ("tests/training/test_libraries.py",),
     "peft": ("tests/training/test_libraries.py",),
