@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 
 from elasticflow.services.executor.decisions.local_events_and_actions import WorkerId, WorkerReported
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess, ProcessChannel
-from elasticflow.shared.messages import codec
+from elasticflow.shared.messages import codec, events
+from elasticflow.shared.messages.limits import MAX_TEXT_LENGTH
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointWritten,
+    Ending,
+    Failed,
     Finished,
     FromWorker,
     Profiled,
@@ -48,6 +52,25 @@ def test_reports_concern_the_workers_own_job_and_can_be_read(
         data = codec.encode(event, id="id", recorded_at_s=0.0)
         assert ledger_message(subject_of("p", event), data) == event
     assert node.state.pool.live_jobs["b"] == before
+
+
+@pytest.mark.parametrize("max_restarts", [0, 5])
+@pytest.mark.parametrize(
+    "report",
+    [Ending(reason="x" * MAX_TEXT_LENGTH), Failed(error="x" * MAX_TEXT_LENGTH, traceback="x" * MAX_TEXT_LENGTH)],
+    ids=["ending", "failed"],
+)
+def test_the_longest_texts_of_a_worker_make_events_that_can_be_read(report: FromWorker, max_restarts: int) -> None:
+    """The executor puts them into a sentence. What no reader takes would be reported again and again."""
+    node = ExecutorNode()
+    config = replace(node.state.pool.config, max_restarts=max_restarts)
+    node.ledger(events.PoolConfigured(config=config, at_s=0.0)).training(2)
+    node.reports(report, rank=1).ends(rank=1, code=1)
+    told = node.emitted_of(events.WorkerCrashed, events.JobFailed)
+    assert told
+    for event in told:
+        data = codec.encode(event, id="id", recorded_at_s=0.0)
+        assert ledger_message(subject_of("p", event), data) == event
 
 
 @given(data=st.binary(max_size=300), frames=st.lists(REPORTS, max_size=3))
