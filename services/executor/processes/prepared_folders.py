@@ -31,7 +31,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     Prepared,
     ToPreparer,
 )
-from elasticflow.shared.messages.worker_protocol.frames import FrameReader
+from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
 from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 from elasticflow.shared.runtime.process.folder_tree import (
     OWNERS,
@@ -140,11 +140,17 @@ class PreparedFolders:
         process = await self._fork()
         process.channel.send(preparation.order(str(unfinished)))
         replies: list[FromPreparer] = []
+
+        def take(reply: FromPreparer) -> None:
+            if replies:
+                raise BrokenChannel("it replies more than once")
+            replies.append(reply)
+
         too_large = asyncio.create_task(_until_larger(unfinished, preparation))
         too_large.add_done_callback(lambda _: process.kill())
         try:
             frames = FrameReader[FromPreparer](*get_args(FromPreparer))
-            exited = await process.follow(frames, replies.append, lambda _: None)
+            exited = await process.follow(frames, take, lambda _: None)
         finally:
             is_too_large = too_large.done()
             too_large.cancel()
