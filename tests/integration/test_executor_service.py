@@ -508,9 +508,12 @@ async def test_a_hostile_archive_fails_its_job_and_nothing_else(bus: Bus, run: R
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
-async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_its_job(bus: Bus, run: Run) -> None:
+@pytest.mark.parametrize("more", ["", "x" * 60_000], ids=["", "at length"])  # as the name of a file in an archive
+async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_its_job(
+    bus: Bus, run: Run, more: str
+) -> None:
     task, launcher = await run()
-    launcher.fails_with = RecursionError("too deep")
+    launcher.fails_with = RecursionError(f"too deep{more}")
     ledger = Ledger(bus)
     await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
