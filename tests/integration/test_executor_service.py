@@ -508,15 +508,37 @@ async def test_a_hostile_archive_fails_its_job_and_nothing_else(bus: Bus, run: R
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
-async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_its_job(bus: Bus, run: Run) -> None:
+@pytest.mark.parametrize("more", ["", "x" * 60_000], ids=["", "at length"])  # as the name of a file in an archive
+async def test_a_worker_that_cannot_be_started_for_an_unforeseen_reason_fails_its_job(
+    bus: Bus, run: Run, more: str
+) -> None:
     task, launcher = await run()
-    launcher.fails_with = RecursionError("too deep")
+    launcher.fails_with = RecursionError(f"too deep{more}")
     ledger = Ledger(bus)
     await ledger.until_received(events.NodeJoined)
     await ledger.place("a", 1, "node-0:0")
     failed = await ledger.until_received(events.JobFailed)
     assert "RecursionError: too deep" in failed.error
     assert not task.done()
+
+
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_a_worker_that_ends_by_a_signal_of_real_time_ends_neither_executor_nor_neighbour(
+    bus: Bus, run: Run
+) -> None:
+    """Such a signal has no name. With namespaces, an exit code above 128 is taken for one."""
+    task, launcher = await run()
+    ledger = Ledger(bus)
+    await ledger.until_received(events.NodeJoined)
+    await ledger.place("neighbour", 1, "node-0:1")
+    await ledger.place("a", 1, "node-0:0")
+    await ledger.until_received(events.GenerationStarted, count=2)
+    (worker,) = (each for each in launcher.running if each.assignment.job_id == "a")
+    worker._report_soon(Exited(code=None, signal=35))
+    crashed = await ledger.until_received(events.WorkerCrashed)
+    assert (crashed.job_id, crashed.explanation) == ("a", "rank 0 on node-0 was ended by signal 35")
+    assert not task.done()
+    assert [each.assignment.job_id for each in launcher.running] == ["neighbour"]
 
 
 async def test_a_job_cancelled_before_its_code_arrives_starts_no_worker(bus: Bus, run: Run) -> None:

@@ -322,6 +322,14 @@ def _crash(state: State, job: Job, worker: WorkerRecord, now_s: float) -> Worker
     )
 
 
+def _signal_name(number: int) -> str:
+    """Signals of real time have none, and users' code may end its process with any."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _explanation(worker: WorkerRecord) -> str:
     ended = worker.ended
     if ended is None:
@@ -331,8 +339,7 @@ def _explanation(worker: WorkerRecord) -> str:
     if worker.explanation or ended.explanation:
         return worker.explanation or ended.explanation
     if ended.signal is not None:
-        known = ended.signal in signal.valid_signals()
-        return f"was ended by {signal.Signals(ended.signal).name if known else f'signal {ended.signal}'}"
+        return f"was ended by {_signal_name(ended.signal)}"
     match ended.exit_code:
         case ExitCode.PEER_LOST:
             return "lost a peer"

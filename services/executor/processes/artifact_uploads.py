@@ -110,17 +110,23 @@ def _files_below(job_folder: Path, name: str, inputs: Mapping[str, Any]) -> tupl
         return [], []
     except OSError as error:
         return [], [UnstoredFile(path=printable(job_folder / name), reason=_reason(error))]
+    num_folders, too_many = 0, ""
     with _closing(folder) as fd:
         for file in _walk(fd, "", MAX_DEPTH, MAX_ENTRIES + len(inputs)):
-            if inputs.get(file.path) == [file.num_bytes, file.changed_at_ns]:
+            if file is None:
+                num_folders += 1
+                if num_folders >= MAX_ENTRIES + len(inputs):
+                    too_many = f"it has {num_folders:,} folders or more"
+            elif inputs.get(file.path) == [file.num_bytes, file.changed_at_ns]:
                 continue
-            if file.problem:
+            elif file.problem:
                 unsuitable.append(UnstoredFile(path=printable(job_folder / name / file.path), reason=file.problem))
             else:
                 files.append(file)
             if len(files) + len(unsuitable) >= MAX_ENTRIES:
-                everything = printable(job_folder / name)
-                unsuitable.append(UnstoredFile(path=everything, reason=f"it has {MAX_ENTRIES:,} files or more"))
+                too_many = f"it has {MAX_ENTRIES:,} files or more"
+            if too_many:
+                unsuitable.append(UnstoredFile(path=printable(job_folder / name), reason=too_many))
                 break
     return files, unsuitable
 
@@ -155,8 +161,8 @@ def printable(path: object) -> str:
     return "".join(char if char.isprintable() else "?" for char in str(path))[:1_000]
 
 
-def _walk(folder: int, prefix: str, depth: int, max_entries: int) -> Iterator[_File]:
-    """Each file below the open folder, except compiled Python."""
+def _walk(folder: int, prefix: str, depth: int, max_entries: int) -> Iterator[_File | None]:
+    """Each file below the open folder, except compiled Python; None for each folder, before it is opened."""
     with os.scandir(folder) as entries:
         found = sorted(islice(entries, max_entries), key=lambda entry: entry.name)
     for entry in found:
@@ -168,6 +174,7 @@ def _walk(folder: int, prefix: str, depth: int, max_entries: int) -> Iterator[_F
         elif depth == 0:
             yield _File(path, f"it is deeper than {MAX_DEPTH} folders", 0, 0)
         else:
+            yield None
             try:
                 below = os.open(entry.name, _FOLDER, dir_fd=folder)
             except OSError as error:

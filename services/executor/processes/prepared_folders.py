@@ -31,7 +31,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     Prepared,
     ToPreparer,
 )
-from elasticflow.shared.messages.worker_protocol.frames import FrameReader
+from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
 from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 from elasticflow.shared.runtime.process.folder_tree import (
     OWNERS,
@@ -140,11 +140,17 @@ class PreparedFolders:
         process = await self._fork()
         process.channel.send(preparation.order(str(unfinished)))
         replies: list[FromPreparer] = []
+
+        def take(reply: FromPreparer) -> None:
+            if replies:
+                raise BrokenChannel("it replies more than once")
+            replies.append(reply)
+
         too_large = asyncio.create_task(_until_larger(unfinished, preparation))
         too_large.add_done_callback(lambda _: process.kill())
         try:
             frames = FrameReader[FromPreparer](*get_args(FromPreparer))
-            exited = await process.follow(frames, replies.append, lambda _: None)
+            exited = await process.follow(frames, take, lambda _: None)
         finally:
             is_too_large = too_large.done()
             too_large.cancel()
@@ -363,6 +369,7 @@ def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> N
             _link(file, own / file.name)
 
 
+_MAX_FILES = 10_000  # of a job: two checkpoints with the parts of thousands of workers
 _CHECKPOINT = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|part)")  # as the store names them
 
 
@@ -396,12 +403,16 @@ def _open_anew(folder: Path) -> None:
 
 def _checkpoints_in(folder: Path) -> Iterator[tuple[Path, int]]:
     """Checkpoints and their parts, with their iterations. Workers could have put links there, also in place of the
-    folder."""
+    folder. Raises CannotPrepare if they have put more than _MAX_FILES there: other jobs wait for the lock meanwhile."""
     if folder.is_symlink():
         return
+    num_files = 0
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if (named := _CHECKPOINT.fullmatch(entry.name)) is not None and entry.is_file(follow_symlinks=False):
+                num_files += 1
+                if num_files > _MAX_FILES:
+                    raise CannotPrepare(f"{folder} has more than {_MAX_FILES} files that are named as checkpoints")
                 yield Path(entry.path), int(named[1])
 
 

@@ -144,6 +144,8 @@ def _missing(
         unknown = settings.shown_gpus == "job"
         advice = "NVML does not name them all" if unknown else "EF_SHOWN_GPUS=job shows each job its own"
         yield f"jobs share /dev/shm, and see the devices of all GPUs of this node: {advice}"
+    if not problem and "" in settings.gpu_devices:
+        yield "jobs see the devices of all GPUs of this machine: NVML does not name those of this node"
     if no_filter := filter_problem():
         yield f"{NO_FILTER}: {no_filter}"
     if problem and no_limits:

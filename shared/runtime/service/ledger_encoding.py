@@ -1,8 +1,9 @@
 """How the outputs of a policy become messages: one decision by compare-and-set, events on their own subjects."""
 
 import hashlib
-from dataclasses import replace
-from typing import Any, cast, get_args
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, TypeVar, cast, get_args
 
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages import codec, subjects
@@ -19,7 +20,7 @@ from elasticflow.shared.messages.events import (
     SnapshotSaved,
 )
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
+from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_TEXT_LENGTH, Text
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.policy import Policy
 
@@ -119,11 +120,28 @@ def _loses_an_answer(decision: PlanDecided, less: tuple[PlanEvent, ...], policy:
 
 
 def split(outputs: tuple[Any, ...]) -> tuple[tuple[PlanEvent, ...], tuple[Event, ...], tuple[Any, ...]]:
-    """The decision's events, reported events, actions: each in its order."""
-    plan = tuple(output for output in outputs if isinstance(output, PLAN_EVENTS))
-    reported = tuple(output for output in outputs if isinstance(output, REPORTED_EVENTS))
+    """The decision's events, reported events, actions: each in its order.
+
+    A text that was as long as a text may be, and became a part of a sentence, loses its end: no reader would take it.
+    """
+    plan = tuple(_with_bounded_texts(output) for output in outputs if isinstance(output, PLAN_EVENTS))
+    reported = tuple(_with_bounded_texts(output) for output in outputs if isinstance(output, REPORTED_EVENTS))
     actions = tuple(output for output in outputs if not isinstance(output, PLAN_EVENTS + REPORTED_EVENTS))
     return plan, reported, actions
+
+
+SomeEvent = TypeVar("SomeEvent", bound=PlanEvent | Event)
+
+
+def _with_bounded_texts(event: SomeEvent) -> SomeEvent:
+    texts = {name: cast(str, getattr(event, name)) for name in _text_fields(type(event))}
+    long = {name: text[:MAX_TEXT_LENGTH] for name, text in texts.items() if len(text) > MAX_TEXT_LENGTH}
+    return replace(event, **long) if long else event
+
+
+@cache
+def _text_fields(event_type: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(event_type) if field.type is Text)
 
 
 def _digest(message: Any) -> str:

@@ -227,11 +227,11 @@ def _estimate(old: TaskCost | None, measured: TaskCost, num_tasks: int) -> TaskC
     """The exponentially weighted means of the seconds of a task, after so many tasks with these means."""
     if old is None:
         return measured
-    weight = 1.0 - (1.0 - NEWEST_TASK_SHARE) ** num_tasks
-    return replace(
+    kept = (1.0 - NEWEST_TASK_SHARE) ** num_tasks
+    return replace(  # sums of positive terms: a runner may report any times, and none must make an estimate of 0
         old,
-        task_s=old.task_s + weight * (measured.task_s - old.task_s),
-        overhead_s=old.overhead_s + weight * (measured.overhead_s - old.overhead_s),
+        task_s=kept * old.task_s + (1.0 - kept) * measured.task_s,
+        overhead_s=kept * old.overhead_s + (1.0 - kept) * measured.overhead_s,
     )
 
 

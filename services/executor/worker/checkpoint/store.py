@@ -109,13 +109,14 @@ class CheckpointStore:
         unfinished = self._folder / f"g{self._generation:010d}-i{iteration:014d}.{os.getpid()}.unfinished"
         try:
             digest = write_state(unfinished, {**state, _OWNER: self._owner} if self._owner else state)
-            file = self._folder / _Entry(self._generation, iteration, digest).file_name
+            written = _Entry(self._generation, iteration, digest)
+            file = self._folder / written.file_name
             num_bytes = unfinished.stat().st_size
             self._publish(unfinished, file)
         except OSError:
             unfinished.unlink(missing_ok=True)
             raise
-        self._remove_outdated()
+        self._remove_outdated(written)
         return Written(file, num_bytes)
 
     def newest(self, *, at_least: int = 0, complete: Complete | None = None) -> dict[str, Any] | None:
@@ -188,16 +189,21 @@ class CheckpointStore:
             return False
         return True
 
-    def _remove_outdated(self) -> None:
-        """A file that cannot be removed costs space only."""
-        entries = self._entries()
-        for outdated in entries[_KEEP:]:
+    def _remove_outdated(self, written: _Entry) -> None:
+        """Keep the one just written and those before it, _KEEP in all.
+
+        A name proves nothing, so a file that seems to be newer takes the place of none. A file that cannot be removed
+        costs space only.
+        """
+        until_now = [entry for entry in self._entries() if entry <= written]
+        for outdated in until_now[_KEEP:]:
             with suppress(OSError):
                 (self._folder / outdated.file_name).unlink(missing_ok=True)
-        self.parts.remove_outdated([(entry.generation, entry.iteration) for entry in entries[:_KEEP]])
+        self.parts.remove_outdated([(entry.generation, entry.iteration) for entry in until_now[:_KEEP]])
         for unfinished in self._folder.glob("g*.unfinished"):  # its writer was killed
             if unfinished.name < f"g{self._generation:010d}":
-                unfinished.unlink(missing_ok=True)
+                with suppress(OSError):
+                    unfinished.unlink(missing_ok=True)
 
     def _entries(self) -> list[_Entry]:
         """The entries of this generation and older ones, newest first: by generation, then by iteration."""

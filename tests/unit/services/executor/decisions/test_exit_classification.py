@@ -123,6 +123,8 @@ def test_a_worker_that_the_jobs_code_ends_crashed_as_it_said() -> None:
     ("end", "explanation"),
     [
         ({"signal": 9}, "rank 1 on node-0 was ended by SIGKILL"),
+        ({"signal": 35}, "rank 1 on node-0 was ended by signal 35"),  # of real time: valid, and without a name
+        ({"signal": 99}, "rank 1 on node-0 was ended by signal 99"),
         ({"code": ExitCode.PEER_LOST}, "rank 1 on node-0 lost a peer"),
         ({"code": ExitCode.DEVICE_UNUSABLE}, "rank 1 on node-0 cannot use its GPU (its log says why)"),
         (

@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,29 @@ async def test_of_a_folder_with_very_many_files_only_some_are_looked_at(
     found = await uploaded(tmp_path)
     assert len(found.files) == 5
     assert reasons(found, tmp_path) == {"artifacts": "it has 5 files or more"}
+
+
+@pytest.mark.parametrize("place", ["artifacts", "files"])
+async def test_of_very_many_folders_only_some_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """They hold no file that would count, and those of other jobs wait for the end of this walk."""
+    monkeypatch.setattr(artifact_uploads, "MAX_ENTRIES", 5)
+    opened: list[str] = []
+    open_file = os.open
+
+    def counted(path: Any, *arguments: Any, **more: Any) -> int:
+        opened.append(str(path))
+        return open_file(path, *arguments, **more)
+
+    folder = folder_of(tmp_path) / place
+    for number in range(4):
+        for below in range(4):
+            (folder / f"f{number}" / f"f{below}" / "f0").mkdir(parents=True)
+    monkeypatch.setattr(artifact_uploads.os, "open", counted)
+    found = await uploaded(tmp_path)
+    assert reasons(found, tmp_path) == {place: "it has 5 folders or more"}
+    assert sum(name.startswith("f") for name in opened) <= 5
 
 
 async def test_a_job_without_files_stores_nothing(tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_the_newest_checkpoints_are_linked_with_their_parts(data_dir: Path) -> N
     assert here.read_text() == name_of(40), "its folder may be deleted"
 
 
+def test_very_many_checkpoints_of_a_job_are_not_linked_while_other_jobs_wait(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors that share the folder take turns, and a worker can write as many as the disk has room for."""
+    monkeypatch.setattr(prepared_folders, "_MAX_FILES", 8)
+    for iteration in range(50, 60):
+        (data_dir / "checkpoints" / "han" / name_of(iteration)).touch()
+    with pytest.raises(CannotPrepare, match="han has more than 8 files that are named as checkpoints"):
+        bring_checkpoints(data_dir, "leia", from_han(40))
+    assert not (data_dir / "checkpoints" / "leia").exists()
+
+
 def test_a_named_iteration_alone_is_taken(data_dir: Path) -> None:
     bring_checkpoints(data_dir, "leia", from_han(20, is_exact=True))
     assert brought(data_dir, "leia") == {name_of(20)}

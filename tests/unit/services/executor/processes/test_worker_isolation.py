@@ -176,6 +176,19 @@ def test_an_executor_with_one_gpu_has_nothing_to_separate(monkeypatch: pytest.Mo
     assert not prepared(monkeypatch, "required", gpus=GPUS[:1]).separates_gpus
 
 
+@pytest.mark.parametrize("shown", ["job", "executor"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_node_whose_gpus_are_not_known_by_their_devices_says_what_its_jobs_see(
+    number: int, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They see those of all GPUs of the machine, also of other executors there."""
+    unknown = tuple(gpu._replace(device_file="") for gpu in GPUS[:number])
+    found = prepared(monkeypatch, "required", gpus=unknown, EF_SHOWN_GPUS=shown)
+    named = [each for each in found.missing if "see the devices of all GPUs of this machine" in each]
+    assert len(named) == 1
+    assert "NVML" in named[0]
+
+
 def test_workers_inherit_named_variables_only() -> None:
     isolated = WorkerIsolation(Isolation(namespaces=True)).environment(INHERITED)
     assert isolated == {"PATH": "/bin", "NCCL_DEBUG": "1", "HOME": "/tmp"}

@@ -104,6 +104,14 @@ def test_a_load_of_unknown_cost_gets_one_task_until_it_is_measured() -> None:
     assert after.tenants["lab"].given_s == pytest.approx(1.125)
 
 
+def test_a_runner_that_lies_about_its_times_costs_its_load_alone() -> None:
+    """An error here would end the runners of all loads of the node."""
+    handed_out = state(load("a", cost=replace(SHORT, task_s=1e11)))
+    many = Bundle(load_id="a", tenant="lab", num_tasks=1_000, starts_runner=False, charged_s=1.0)
+    after = after_bundle(handed_out, many, num_done=1_000, held_s=1.0, cost=replace(SHORT, task_s=1e-6))
+    assert after.loads["a"].cost == replace(SHORT, task_s=1e-6)
+
+
 def test_measured_tasks_move_the_estimate_by_their_number() -> None:
     measured = replace(SHORT, task_s=0.2)
     by_num: dict[int, float] = {}

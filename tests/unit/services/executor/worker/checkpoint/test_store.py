@@ -82,6 +82,26 @@ def test_newer_generation_comes_first_even_with_fewer_iterations(tmp_path):
     assert newest_iteration(newer) == 300
 
 
+def test_files_that_seem_to_be_newer_cost_no_checkpoint_that_is_written(tmp_path):
+    """A name proves nothing: not of checkpoints, nor of their parts."""
+    for number in range(2):
+        (tmp_path / f"g0000000001-i{10**14 - 1}-{str(number) * 64}.ckpt").touch()
+    store = CheckpointStore(tmp_path, generation=1)
+    store.parts.write(40, 1, part(range(2)))  # of a checkpoint that is not yet complete
+    for iteration in (10, 20, 30):
+        store.save(iteration, state(iteration))
+        assert newest_iteration(CheckpointStore(tmp_path, generation=1)) == iteration
+    assert list(tmp_path.glob("*i00000000000020-*.ckpt")), "the one before is kept, too"
+    assert list(tmp_path.glob("*i00000000000040-*.part"))
+
+
+def test_an_unfinished_file_that_cannot_be_removed_fails_no_checkpoint(tmp_path):
+    (tmp_path / "g0000000000-i00000000000010.1.unfinished").mkdir()
+    store = CheckpointStore(tmp_path, generation=1)
+    store.save(10, state(10))
+    assert newest_iteration(store) == 10
+
+
 def test_superseded_generation_can_neither_write_nor_read(tmp_path):
     older = CheckpointStore(tmp_path, generation=1)
     CheckpointStore(tmp_path, generation=2).save(300, state(300))
