@@ -17,7 +17,7 @@ import elasticflow
 from elasticflow.errors import ArtifactNotReadable
 from elasticflow.sdk.fetching import fetch_with
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
+from elasticflow.shared.runtime.remote_folder import ArtifactFolder
 from testbed.real_pool import POOL, RunningPool, job, running_pool
 from tests.support.executor_process import ROOT
 from tests.support.object_stores import BUCKET, ObjectStore, object_store

@@ -26,7 +26,7 @@ CHECKS: dict[str, tuple[str, ...]] = {  # by direct dependency
     "starlette": ("tests/unit/elasticflow/web/test_security.py", "tests/integration/test_web_quotes.py"),
     "uvicorn": ("tests/integration/test_web_quotes.py",),
     "joblib": ("tests/unit/elasticflow/sdk/test_joblib_backend.py",),
-    "fsspec": ("tests/unit/shared/runtime/test_artifact_folder.py",),
+    "fsspec": ("tests/unit/shared/runtime/test_remote_folder.py",),
     "torch": (
         "tests/unit/services/executor/worker/engine/test_fast_steps.py",
         "tests/unit/services/executor/worker/checkpoint/test_store.py",

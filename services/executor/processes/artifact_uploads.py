@@ -31,7 +31,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     digest_of_model,
     iteration_of_model,
 )
-from elasticflow.shared.runtime.artifact_folder import ArtifactFolder, credential_variables, lacks_credentials
+from elasticflow.shared.runtime.remote_folder import ArtifactFolder, credential_variables, lacks_credentials
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock

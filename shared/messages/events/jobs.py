@@ -62,7 +62,7 @@ class ArtifactsStored:
 
     due: sequence of the message after which they were due: the job's end, or a requested checkpoint.
     model: the state dict of the model, as torch.save writes it; None if the job has none, or if it is unstored.
-    uri: of the folder that has them (`artifact_folder.py`); "": the object store. iteration: of the model.
+    uri: of the folder that has them (`remote_folder.py`); "": the object store. iteration: of the model.
     files: of its artifact folder. outputs: what it wrote or changed in its working folder.
     num_unstored: all files that stay on the node; unstored names the first.
     """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.shared.runtime.artifact_folder import credential_secrets, credential_variables, lacks_credentials
+from elasticflow.shared.runtime.remote_folder import credential_secrets, credential_variables, lacks_credentials
 
 
 @pytest.mark.parametrize(

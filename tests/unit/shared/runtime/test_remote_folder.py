@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from elasticflow.shared.runtime.artifact_folder import ArtifactFolder
+from elasticflow.shared.runtime.remote_folder import ArtifactFolder
 
 DIGEST, OTHER = "a" * 64, "b" * 64
 NOW_S = 4e9  # later than any test

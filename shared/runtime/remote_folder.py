@@ -1,7 +1,4 @@
-"""Artifacts of jobs in a folder that fsspec reaches, such as a bucket: <folder>/<tenant>/<SHA-256 of the file>.
-
-Instead of the pool's object store, for models that are too large for it (docs/adr/0065). Blocking.
-"""
+"""Folders that fsspec reaches, such as buckets: of artifacts, and of checkpoints. Blocking."""
 
 import re
 from collections.abc import Iterable
@@ -12,26 +9,26 @@ from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.clock import fresh_id
 
 _PIECE_BYTES = 8 << 20
-_IS_ARTIFACT = re.compile(r"^/[^/]+/[0-9a-f]{64}(\.[^/]+)?$")  # below the folder, also while it is written
+_IS_ARTIFACT = re.compile(r"^[^/]+/[0-9a-f]{64}(\.[^/]+)?$")  # below the folder, also while it is written
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "az"}  # protocols: a file appears once it is closed
 
 
-class ArtifactFolder:
-    """uri: of the folder. Each call raises what the library for its protocol raises, ImportError if there is none."""
+class RemoteFolder:
+    """A folder by its URI. Each call raises what the library for its protocol raises, ImportError if there is none."""
 
     def __init__(self, uri: str) -> None:
-        require_extra("fsspec", "a folder of artifacts")
+        require_extra("fsspec", "a folder at a URI")
         from fsspec.core import url_to_fs  # an extra
 
         system: Any
         system, self._root = url_to_fs(uri.rstrip("/"))
-        self._uri, self._system = uri, system
+        self.uri, self._system = uri, system
         protocols = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
         self._is_object_store = not _OBJECT_STORES.isdisjoint(protocols)
 
-    def write(self, tenant: str, digest: str, pieces: Iterable[bytes]) -> None:
+    def write(self, path: str, pieces: Iterable[bytes]) -> None:
         """The file appears whole or not at all: `pieces` may raise."""
-        target = f"{self._root}/{tenant}/{digest}"
+        target = f"{self._root}/{path}"
         if self._is_object_store:
             self._put(target, pieces)
         else:
@@ -49,7 +46,7 @@ class ArtifactFolder:
                 out.discard()
             out.closed = True  # or the file, when it is collected, would store what it has
             if isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(f"{self._uri}: its bucket does not exist: {error}") from error
+                raise FileNotFoundError(f"{self.uri}: its bucket does not exist: {error}") from error
             raise
 
     def _rename(self, target: str, pieces: Iterable[bytes]) -> None:
@@ -65,25 +62,54 @@ class ArtifactFolder:
             raise
         self._system.mv(unfinished, target)
 
-    def read(self, tenant: str, digest: str, out: BinaryIO) -> None:
+    def read(self, path: str, out: BinaryIO) -> None:
         """Raises FileNotFoundError."""
-        with self._system.open(f"{self._root}/{tenant}/{digest}", "rb") as file:
+        with self._system.open(f"{self._root}/{path}", "rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 out.write(piece)
+
+    def files(self, below: str = "") -> list[str]:
+        """The paths of all files in this folder of it, as they are now; none if there is no such folder."""
+        self._system.invalidate_cache()
+        top = f"{self._root}/{below}".rstrip("/")
+        if not self._system.exists(top):
+            return []
+        return sorted(path.removeprefix(f"{self._root}/") for path in self._system.find(top))
+
+    def modified_s(self, path: str) -> float:
+        """In seconds since 1970."""
+        return self._system.modified(f"{self._root}/{path}").timestamp()
+
+    def delete(self, path: str) -> None:
+        """Another node may have been faster."""
+        with suppress(FileNotFoundError):
+            self._system.rm_file(f"{self._root}/{path}")
+
+
+class ArtifactFolder:
+    """Artifacts of jobs at <tenant>/<SHA-256 of the file>, instead of the pool's object store, for models that are too
+    large for it (docs/adr/0065). Raises as RemoteFolder does."""
+
+    def __init__(self, uri: str) -> None:
+        self._folder = RemoteFolder(uri)
+
+    def write(self, tenant: str, digest: str, pieces: Iterable[bytes]) -> None:
+        """The file appears whole or not at all: `pieces` may raise."""
+        self._folder.write(f"{tenant}/{digest}", pieces)
+
+    def read(self, tenant: str, digest: str, out: BinaryIO) -> None:
+        """Raises FileNotFoundError."""
+        self._folder.read(f"{tenant}/{digest}", out)
 
     def delete_older(self, than_s: float) -> int:
         """Delete artifacts, and what is left of unfinished ones, older than this time; return the number of files.
 
         Any other file stays: the folder may also have another use.
         """
-        if not self._system.exists(self._root):
-            return 0
-        self._system.invalidate_cache()
-        ours = [path for path in self._system.find(self._root) if _IS_ARTIFACT.search(path.removeprefix(self._root))]
-        old = [path for path in ours if self._system.modified(path).timestamp() < than_s]
+        ours = [path for path in self._folder.files() if _IS_ARTIFACT.search(path)]
+        old = [path for path in ours if self._folder.modified_s(path) < than_s]
         for path in old:
-            with suppress(FileNotFoundError):  # another node was faster
-                self._system.rm_file(path)
+            self._folder.delete(path)
         return len(old)
 
 
