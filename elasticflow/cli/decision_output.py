@@ -89,6 +89,8 @@ def show_decision(
     if earlier is not None and not is_rejected and earlier.phase is not Phase.REJECTED:
         if earlier.live or decision.at_s in (earlier.decided_at_s, earlier.ended_at_s):
             _show_earlier(earlier, now_s)
+        if earlier.ended_at_s is not None and decision.at_s == earlier.decided_at_s:
+            return  # its promise is history
     elif earlier is not None and is_rejected and decision.at_s == earlier.decided_at_s:
         _show_earlier_rejection(earlier, now_s)
         return  # its offers count from then

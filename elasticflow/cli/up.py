@@ -323,6 +323,15 @@ class NodeOptions:
             help="Its end: 12h, or 2026-05-01T18:00. Default: that of the allocation of Slurm, if this is in one.",
         ),
     ] = ""
+    until_notice: Annotated[
+        str,
+        typer.Option(
+            "--until-notice",
+            envvar="EF_UNTIL_NOTICE",
+            metavar="SOURCE",
+            help="What announces its end later: aws, gcp, azure, slurm or file:PATH.",
+        ),
+    ] = ""
     pool: Pool = ""
 
     def environment(self) -> dict[str, str]:
@@ -336,6 +345,7 @@ class NodeOptions:
             "EF_GPU_TYPE": self.gpu_type,
             "EF_RACK": self.rack,
             "EF_NODE_UNTIL": f"{future_end_of(self.until, '--until', SystemClock().now_s()):.3f}" if self.until else "",
+            "EF_UNTIL_NOTICE": self.until_notice,
             "EF_POOL": self.pool,
         }
         return {name: value for name, value in chosen.items() if value}
@@ -347,7 +357,9 @@ def node(options: NodeOptions) -> None:
 
     The node then leaves in order: its workers stop at a step boundary, and
     other nodes take their jobs over. With --until no promise rests on the node
-    beyond its end, and its jobs have moved by then. It needs the extra `train`.
+    beyond its end, and its jobs have moved by then. With --until-notice it asks
+    the cloud, Slurm or a file for that end all the time: spot machines learn it
+    late. It needs the extra `train`.
 
     \b
     Examples:
@@ -355,6 +367,7 @@ def node(options: NodeOptions) -> None:
       CUDA_VISIBLE_DEVICES=0,1 eflow node --node-id a-01 \\
         --nats-url nats://TOKEN@head:4222 --data-dir /shared/elasticflow
       eflow node --until 12h --nats-url ... --data-dir ...
+      eflow node --until-notice aws --nats-url ... --data-dir ...
       eflow node --device cpu --slots 4 --nats-url ... --data-dir ...
     """
     require_extra("train", "a node")

@@ -64,7 +64,7 @@ class ArtifactReader(CommandRequests):
             kept = (
                 f"; {checkpoint_in_words(job, job.trained_on)}" if job.checkpoint_iteration and job.trained_on else ""
             )
-            raise NothingStored(job_id, f"it is {job.phase.value}, and was never stored{kept}")
+            raise NothingStored(job_id, f"it is {job.phase.value}, and nothing of it was ever stored{kept}")
         if (stored := await self._stored_files(job)) is None:
             raise NothingStored(job_id, f"message {job.artifacts.sequence} of the ledger does not say what is stored")
         left_on = nodes_with_other_files(state, job, stored.node_id)

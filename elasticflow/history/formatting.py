@@ -155,6 +155,13 @@ def end_in_words(event: events.NodeEndAnnounced) -> str:
     return f"{event.node_id} ends at {moment_in_words(event.until_s, event.at_s)}"
 
 
+def notice_in_words(event: events.NodeEndNoticed) -> str:
+    """What the machine's own notice says, such as "node-7 has notice to end at 15:04:14 (in 2m 00s)"."""
+    if event.until_s is None:
+        return f"the notice that {event.node_id} ends was withdrawn"
+    return f"{event.node_id} has notice to end at {moment_in_words(event.until_s, event.at_s)}"
+
+
 def ended_in_words(job: Job) -> str:
     """How an ended job ended, such as "failed at iteration 40"."""
     word = job.phase.value if job.phase in (Phase.FAILED, Phase.FINISHED) else f"was {job.phase.value}"

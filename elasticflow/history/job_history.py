@@ -14,6 +14,7 @@ from elasticflow.history.formatting import (
     ended_in_words,
     limits_in_words,
     measured_in_words,
+    notice_in_words,
     schedule_in_words,
     speeds_in_words,
     virtual_nodes_in_words,
@@ -89,6 +90,8 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
             return f"{event.node_id} {'left' if event.reason == 'left' else 'was lost'}"
         case events.NodeEndAnnounced():
             return end_in_words(event)
+        case events.NodeEndNoticed():
+            return notice_in_words(event)
         case events.NodeDrainStarted():
             return f"{event.node_id} is drained before its end"
         case events.PoolConfigured():

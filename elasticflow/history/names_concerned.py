@@ -15,6 +15,7 @@ _ON_THE_POOL = (
     events.NodeJoined,
     events.NodeLost,
     events.NodeEndAnnounced,
+    events.NodeEndNoticed,
     events.NodeDrainStarted,
     events.PoolConfigured,
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.policy import executor_policy
 from elasticflow.services.executor.decisions.state import NodeSpecification, State
+from elasticflow.services.executor.end_notices.sources import source_of
+from elasticflow.services.executor.end_notices.watcher import EndWatcher
 from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.services.executor.loads.load_runners import LoadRunners
 from elasticflow.services.executor.loads.padding_slot import RunnerSettings
@@ -54,6 +57,9 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     process.log.info("node specification", **{name: getattr(settings, name) for name in settings.__slots__})
     if settings.until_s is not None and settings.until_s <= process.clock.now_s():
         raise BadSettings((f"EF_NODE_UNTIL={settings.until_s:.0f}: this node has ended already; name a later time",))
+    watcher = _end_watcher(process, settings)
+    if watcher is not None:
+        await watcher.check()
     secret_keys = SecretKeys.read(settings.secrets_key)
     isolation = await asyncio.to_thread(prepare_isolation, process.settings, settings)
     for missing in isolation.missing:
@@ -73,6 +79,7 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
             secret_keys,
             generation_secrets,
             settings.artifact_store,
+            watcher,
         )
         await executor.run()
 
@@ -89,8 +96,10 @@ class Executor:
         secret_keys: SecretKeys,
         generation_secrets: GenerationSecrets,
         artifact_store: str,
+        end_watcher: EndWatcher | None = None,
     ) -> None:
         self._process = process
+        self._end_watcher = end_watcher
         self._node_specification = node_specification
         self._previous_run_id = previous_run_id
         self._host: Host[State] | None = None
@@ -202,10 +211,16 @@ class Executor:
                     "old artifacts": partial(self._delete_old_artifacts, host),
                     "bookmark": partial(self._keep_bookmark, host),
                 }
+                if self._end_watcher is not None:
+                    housekeeping["notices of its end"] = partial(self._watch_for_end, host, self._end_watcher)
                 for name, work in housekeeping.items():
                     tasks.create_task(process.keep_up(name, work), name=name)
         except* BadSettings as refusal:
             self._end(_first(refusal))
+
+    async def _watch_for_end(self, host: Host[State], watcher: EndWatcher) -> None:
+        await host.ready.wait()
+        await watcher.run(self._note)
 
     async def _delete_old_files(self, host: Host[State]) -> None:
         """Once the ledger is folded: before, it is not known which jobs are live."""
@@ -267,6 +282,14 @@ class Executor:
     def _end(self, error: BadSettings | None) -> None:
         if not self._shut_down_due.done():
             self._shut_down_due.set_result(error)
+
+
+def _end_watcher(process: Process, settings: ExecutorSettings) -> EndWatcher | None:
+    if not settings.until_notice:
+        return None
+    has_gpus = settings.device == "cuda"
+    source = source_of(settings.until_notice, settings.notice_address, has_gpus=has_gpus, environment=os.environ)
+    return EndWatcher(settings.until_notice, source, process.clock, process.log)
 
 
 def _check_artifact_store(uri: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from elasticflow.services.executor.end_notices.sources import CLOUDS, FILE, METADATA_ADDRESS
 from elasticflow.shared.messages.job_environment import CREDENTIALS
 from elasticflow.shared.messages.limits import (
     GPU_TYPE_PATTERN,
@@ -86,9 +87,29 @@ def _artifact_store(given: Mapping[str, str], read: Reader) -> str:
 
 
 def _until_s(given: Mapping[str, str], read: Reader) -> float | None:
-    """When the node ends; inside an allocation of Slurm, when that ends."""
+    """When the node ends; inside an allocation of Slurm, when that ends, if nobody asks Slurm again and again."""
     name = "EF_NODE_UNTIL" if given.get("EF_NODE_UNTIL") else "SLURM_JOB_END_TIME"
+    if name == "SLURM_JOB_END_TIME" and given.get("EF_UNTIL_NOTICE") == "slurm":
+        return None
     return read.number(name, 0.0, low=1.0, high=1e11) if given.get(name) else None
+
+
+def _until_notice(given: Mapping[str, str], read: Reader) -> str:
+    """Who announces the end; a relative path of a file becomes an absolute one."""
+    named = given.get("EF_UNTIL_NOTICE", "")
+    path = named.removeprefix(FILE)
+    if path != named and path:
+        return f"{FILE}{Path(path).absolute()}"
+    if named and named not in (*CLOUDS, "slurm"):
+        read.reject(f"EF_UNTIL_NOTICE={named!r}: choose one of {', '.join(CLOUDS)}, slurm and {FILE}PATH")
+    return named
+
+
+def _notice_address(given: Mapping[str, str], read: Reader) -> str:
+    address = given.get("EF_NOTICE_ADDRESS", "")
+    if address and not re.fullmatch(r"http://[^/?#@\s]+", address):
+        read.reject(f"EF_NOTICE_ADDRESS={address!r}: write it like {METADATA_ADDRESS}")
+    return address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +130,10 @@ class ExecutorSettings:
     rack: str  # EF_RACK: nodes of one rack are closer to each other; may be a path: hall-1/row-2/rack-3; "": unknown
     # EF_NODE_UNTIL: when this node ends, in seconds since 1970; default: SLURM_JOB_END_TIME; None: no end is known
     until_s: float | None
+    # EF_UNTIL_NOTICE: what announces the end of this machine: aws, gcp, azure, slurm or file:PATH; "": nothing
+    until_notice: str
+    # EF_NOTICE_ADDRESS: of the cloud's metadata service; default: http://169.254.169.254
+    notice_address: str
     advertise_host: str  # EF_ADVERTISE_HOST: where workers of other nodes reach rank 0
     # EF_DATA_INTERFACE: network interface of tensors between workers; "": that of EF_ADVERTISE_HOST
     data_interface: str
@@ -201,6 +226,8 @@ class ExecutorSettings:
             sockets=read.integer("EF_SOCKETS", 1 if num_gpus % sockets else sockets, low=1, high=64),
             rack=read.token("EF_RACK", "", RACK_PATTERN),
             until_s=_until_s(given, read),
+            until_notice=_until_notice(given, read),
+            notice_address=_notice_address(given, read),
             advertise_host=given.get("EF_ADVERTISE_HOST", "") or reachable_host(nats_url),
             data_interface=data_interface,
             stop_grace_s=read.number("EF_STOP_GRACE_S", 10.0, low=0.0, high=3600.0),

@@ -9,7 +9,7 @@ persistent (`persistent_map`): a fold step costs the same with ten jobs and with
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import QueuePosition
@@ -131,6 +131,15 @@ class SlowGpu:
     num_virtual_nodes: int = 0
 
 
+class NoticedEnd(NamedTuple):
+    """The newest notice of a node's end, and what counts without it. until_s: None: the notice was withdrawn."""
+
+    until_s: float | None
+    at_s: float
+    otherwise_until_s: float | None
+    otherwise_announced_s: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """One node, as last reported by its executor and the monitor."""
@@ -148,7 +157,8 @@ class NodeState:
     gpu_memory_bytes: int = 0  # of each GPU; 0: unknown
     isolation: str = ""  # of its workers, as in `NodeJoined`
     until_s: float | None = None  # its announced end
-    end_announced_s: float | None = None  # when the operator last announced or moved it
+    end_announced_s: float | None = None  # when the operator, or a notice, last announced or moved it
+    notice: NoticedEnd | None = None  # of this incarnation
     draining: bool = False  # it leaves: its GPUs no longer count, and its jobs move
     workers_secret: str = ""  # a digest, as in `NodeJoined`
     unenforced: tuple[str, ...] = ()  # of the isolation, a sentence each

@@ -207,8 +207,8 @@ class _Counterfactual:
                 self._stop_workers(failed.job_id)
             case None:
                 pass
-            case joined:
-                self._fold(joined)
+            case of_node:
+                self._fold(of_node)
         self._driver.soon()
 
     def _train(self, job: Job, before: ModelledTraining | None = None) -> None:

@@ -12,6 +12,7 @@ from elasticflow.shared.messages.events import (
     JobFailed,
     JobFinished,
     JobRejected,
+    NodeEndNoticed,
     NodeJoined,
     NodeLost,
     PlanDecided,
@@ -157,7 +158,7 @@ class ExogenousEvent:
     at_s: float
     commands: tuple[Command, ...] = ()
     settings: tuple[PlanEvent, ...] = ()
-    event: NodeJoined | NodeLost | JobFailed | ProfilingFailed | None = None
+    event: NodeJoined | NodeEndNoticed | NodeLost | JobFailed | ProfilingFailed | None = None
 
 
 def exogenous_events(entries: tuple[Entry, ...]) -> Iterator[ExogenousEvent]:
@@ -171,7 +172,7 @@ def exogenous_events(entries: tuple[Entry, ...]) -> Iterator[ExogenousEvent]:
                 yield ExogenousEvent(at_s=now_s, commands=commands)
             case PlanDecided(service=service, events=events, now_s=now_s) if service == OPERATOR:
                 yield ExogenousEvent(at_s=now_s, settings=events)
-            case NodeJoined() | NodeLost() | JobFailed() | ProfilingFailed() as event:
+            case NodeJoined() | NodeEndNoticed() | NodeLost() | JobFailed() | ProfilingFailed() as event:
                 yield ExogenousEvent(at_s=event.at_s, event=event)
             case _:
                 pass

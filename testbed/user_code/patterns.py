@@ -748,6 +748,27 @@ class NonPersistentBuffer(Base):
 _settings = {"steps": 0}
 
 
+class ClassWeights(Base):
+    """A loss with weights of classes"""
+
+    def init_model(self):
+        return nn.Linear(8, 2)
+
+    def loss(self, batch, model):
+        labels = (batch[1][:, 0] > 0).long()
+        return nn.functional.cross_entropy(model(batch[0]), labels, weight=torch.tensor([1.0, 5.0]))
+
+
+class ClassWeightsOfWholeBatch(ClassWeights):
+    """A loss with weights of classes, divided by those of the whole batch"""
+
+    def loss(self, batch, model):
+        labels = (batch[1][:, 0] > 0).long()
+        weights = torch.tensor([1.0, 5.0])[labels]
+        losses = nn.functional.cross_entropy(model(batch[0]), labels, reduction="none")
+        return (losses * weights).mean() / elasticflow.mean(weights.mean())
+
+
 class PlainState(Base):
     """Counters, lists and texts in attributes and in variables of the module"""
 

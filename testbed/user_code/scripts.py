@@ -343,6 +343,30 @@ def own_counters() -> None:
     assert num_steps == loop.state["steps"] == loop.loader.iteration, "each step counts once"
 
 
+def evaluates_over_its_loader() -> None:
+    """Sum all targets after each epoch and after the last step, as plain Python does; count samples meanwhile."""
+    data = Noisy()
+    everything = sum(float(data[index][2].sum()) for index in range(len(data)))
+    model = Branching()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = elasticflow.elastic(DataLoader(data, shuffle=True), model, optimizer)
+    num_samples = 0
+
+    def total() -> float:
+        return sum(float(targets.sum()) for _, _, targets in loader)
+
+    for _ in loader.epochs(1000):
+        for _, points, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(points), targets).backward()
+            optimizer.step()
+            num_samples += len(points)
+        with torch.no_grad():
+            assert math.isclose(total(), everything, rel_tol=1e-4)
+            assert [index for index, _ in enumerate(loader)] == [*range(len(loader))]
+    loader.report(total=total(), everything=everything)
+
+
 def top_of_epoch() -> None:
     """Change settings of the optimizer, a schedule and a buffer before the loop of each epoch, as on one device. While
     a file `slow_down` exists, each step takes longer than the last."""

@@ -16,12 +16,12 @@ from testbed.planned_ledger import POOL, Ledger
 ROOT = Path(__file__).parents[2]
 
 
-def eflow_node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def eflow_node(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("EF_", "NATS_"))}
     return subprocess.Popen(
         [sys.executable, "-m", "elasticflow", "node", *arguments],
         cwd=folder,
-        env=kept | {"PYTHONPATH": str(ROOT), "EF_CPU_SHARE": "0.1", "EF_DIE_WITH_PARENT": "1"},
+        env=kept | {"PYTHONPATH": str(ROOT), "EF_CPU_SHARE": "0.1", "EF_DIE_WITH_PARENT": "1"} | variables,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -94,9 +94,52 @@ async def test_its_end_is_announced_later_and_it_leaves_by_itself(nats_server: E
         await bus.close()
 
 
+async def test_a_file_announces_its_end_takes_it_back_and_it_leaves_by_itself(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    ledger, notice = Ledger(bus), tmp_path / "end"
+    where = ("--nats-url", nats_server.url, "--pool", POOL, "--data-dir", "data", "--node-id", "a-01")
+    node = eflow_node(tmp_path, *where, "--device", "cpu", "--slots", "1", "--until-notice", "file:end")
+    try:
+        assert (await ledger.until_received(events.NodeJoined)).until_s is None
+        notice.write_text("4102444800\n")
+        assert (await ledger.until_received(events.NodeEndNoticed)).until_s == 4_102_444_800.0
+        notice.unlink()
+        assert (await ledger.until_received(events.NodeEndNoticed, 2)).until_s is None
+        notice.write_text("1s\n")
+        assert (await ledger.until_received(events.NodeEndNoticed, 3)).until_s is not None
+        assert (await ledger.until_received(events.NodeLost)).reason == "left"
+        assert await asyncio.to_thread(node.wait, 60) == 0
+    finally:
+        node.kill()
+        node.communicate()
+        await bus.close()
+
+
+async def test_on_a_machine_of_no_cloud_it_says_so_and_does_not_join(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    bus = await connect_nats(nats_server.url, name="test")
+    await bus.ensure_pool(POOL)
+    where = ("--nats-url", nats_server.url, "--pool", POOL, "--data-dir", "data", "--device", "cpu", "--slots", "1")
+    node = eflow_node(tmp_path, *where, "--until-notice", "aws", EF_NOTICE_ADDRESS="http://127.0.0.1:1")
+    _, stderr = await asyncio.to_thread(node.communicate, timeout=60)
+    assert node.returncode == 2
+    assert "no EC2 metadata service answers at http://127.0.0.1:1: this machine is no EC2 instance" in stderr
+    assert "leave --until-notice out" in stderr
+    assert await bus.last_sequence(POOL) == 0
+    await bus.close()
+
+
 def test_without_a_server_or_with_bad_settings_it_says_what_is_wrong(tmp_path: Path) -> None:
     for arguments, problem in (
         ((), "Missing option '--nats-url'"),
+        (
+            ("--nats-url", "nats://127.0.0.1:1", "--data-dir", "data", "--until-notice", "gce"),
+            "choose one of aws, gcp,",
+        ),
         (("--nats-url", "nats://127.0.0.1:1", "--data-dir", "data", "--rack", "hall/"), "EF_RACK"),
     ):
         node = eflow_node(tmp_path, *arguments)

@@ -22,6 +22,7 @@ def executor_process(
     slots: int = 2,
     cpu_share: str = "1",
     isolation: str = "none",
+    until_notice: str = "",
     stderr: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """pytest shows its output if the test fails."""
@@ -34,6 +35,7 @@ def executor_process(
         "EF_SLOTS": str(slots),
         "EF_CPU_SHARE": cpu_share,
         "EF_ISOLATION": isolation,
+        "EF_UNTIL_NOTICE": until_notice,
         "EF_DIE_WITH_PARENT": "1",
     }
     process = subprocess.Popen(

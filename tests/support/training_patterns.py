@@ -38,7 +38,10 @@ REFUSED = {
 }
 
 
-WARNED = {"PlainState": "train() gives self.losses another value for each part of a batch"}
+WARNED = {
+    "PlainState": "train() gives self.losses another value for each part of a batch",
+    "ClassWeights": "cross_entropy() with weight divides by the weights of one part of a batch",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

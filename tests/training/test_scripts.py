@@ -12,6 +12,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Profiled,
     Progressed,
     Started,
+    Warned,
 )
 from tests.support.rings import few_daily
 from tests.support.trained_jobs import (
@@ -79,6 +80,21 @@ async def test_counters_of_a_loop_count_steps_through_switches_a_crash_and_a_res
 
     alone = await train(node, job(), num_workers=3)
     assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
+
+
+async def test_a_loop_that_trains_nothing_gets_all_data_and_samples_of_parts_are_named(node, spec_of):
+    def job():
+        return script(spec_of, "evaluates_over_its_loader", global_batch_size=16)
+
+    job_id = node.new_job_id()
+    workers = await node.launch(job(), job_id=job_id, num_workers=2)
+    warned = await workers.first(Warned)
+    assert "num_samples grows in each step by the samples of one part of the batch, of which a step has 8" in (
+        warned.warning
+    )
+    two = await end_of(node, workers)
+    assert two.metrics["total"] == pytest.approx(two.metrics["everything"], rel=1e-4)
+    assert await train(node, job()) == two
 
 
 async def test_what_a_script_does_before_the_loop_of_an_epoch_holds_for_all_its_steps(node, spec_of):

@@ -12,6 +12,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     BeginShutDown,
     ContactLost,
     ContactRestored,
+    EndNoticed,
     KillWorker,
     LocalEvent,
     NodeClaimed,
@@ -126,6 +127,8 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
             return state
         case ContactRestored():
             return replace(state, cut_off=False)
+        case EndNoticed():
+            return replace(state, end_noticed=observed)
         case ShutDownRequested() | BeginShutDown():
             return replace(state, shutting_down=True)
         case StartWorker():

@@ -100,6 +100,14 @@ class ContactRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndNoticed:
+    """What announces the end of this machine says so now. until_s: None: it announces none. at_s: when it was read."""
+
+    until_s: float | None
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShutDownRequested:
     """The operator asks this executor to end."""
 
@@ -176,7 +184,14 @@ class ShutDown:
 
 
 LocalEvent = (
-    WorkerReported | WorkerEnded | NodeClaimed | ArtifactsUploaded | ContactLost | ContactRestored | ShutDownRequested
+    WorkerReported
+    | WorkerEnded
+    | NodeClaimed
+    | ArtifactsUploaded
+    | ContactLost
+    | ContactRestored
+    | EndNoticed
+    | ShutDownRequested
 )
 WorkerAction = StartWorker | SendToWorker | KillWorker | ShutDown
 Action = WorkerAction | UsePaddingSlots | StoreArtifacts | BeginShutDown

@@ -39,6 +39,7 @@ from elasticflow.shared.messages.events import (
     GenerationStarted,
     JobEvent,
     JobWarned,
+    NodeEndNoticed,
     NodeEvent,
     NodeJoined,
     NodeLost,
@@ -113,6 +114,7 @@ def _decided(state: State, now_s: float) -> tuple[Output, ...]:
         return _outside(state, now_s)
     job_ids = sorted(state.job_ids | {worker.id.job_id for worker in state.running})
     outputs: list[Output] = [_joined(state, now_s)] if _is_awaited(state) else []
+    outputs += _noticed(state)
     outputs += [output for job_id in job_ids for output in _for_job(state, job_id, now_s)]
     outputs += starts(state, now_s)
     if state.shutting_down and not state.running:
@@ -171,7 +173,7 @@ def _joined(state: State, now_s: float) -> NodeJoined:
         gpu_type=state.node_specification.gpu_type,
         gpu_memory_bytes=state.node_specification.gpu_memory_bytes,
         isolation=state.node_specification.isolation,
-        until_s=state.until_s,
+        until_s=state.until_without_notice_s,
         workers_secret=state.node_specification.workers_secret,
         unenforced=state.node_specification.unenforced,
         started_by=state.node_specification.started_by,
@@ -181,6 +183,17 @@ def _joined(state: State, now_s: float) -> NodeJoined:
         replaced_starts=state.replaced_starts,
         at_s=max(now_s, math.nextafter(since_s, math.inf)),
     )
+
+
+def _noticed(state: State) -> list[NodeEndNoticed]:
+    """What the ledger does not hold yet of the newest notice. It must be later than the one before, whatever the clock
+    says, and the same each time until it is folded."""
+    newest, node = state.end_noticed, state.pool.nodes.get(state.node_id)
+    known = None if node is None else node.notice
+    if newest is None or newest.until_s == (None if known is None else known.until_s):
+        return []
+    at_s = newest.at_s if known is None else max(newest.at_s, math.nextafter(known.at_s, math.inf))
+    return [NodeEndNoticed(node_id=state.node_id, incarnation=state.incarnation, until_s=newest.until_s, at_s=at_s)]
 
 
 def _deregister(state: State, now_s: float) -> NodeLost:

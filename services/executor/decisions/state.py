@@ -14,6 +14,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     NO_PADDING_SLOTS,
     UNCLAIMED,
     ArtifactsUploaded,
+    EndNoticed,
     NodeClaimed,
     StoreArtifacts,
     UsePaddingSlots,
@@ -33,7 +34,7 @@ from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.nodes import live_starts
 from elasticflow.shared.state.policy import LedgerMessage
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import NodeState, PoolState
 
 # --- worker record -------------------------------------------------------------------------------------
 # What the executor knows of one worker process of its node: which worker it is, how far it is, how it ended. Pure.
@@ -209,6 +210,7 @@ class State:
     padding_slots: UsePaddingSlots = NO_PADDING_SLOTS  # as last ordered
     cut_off: bool = False  # without contact: start no worker
     shutting_down: bool = False
+    end_noticed: EndNoticed | None = None  # the newest one; None: nothing on this machine announces its end
 
     @property
     def node_id(self) -> str:
@@ -242,10 +244,24 @@ class State:
 
     @property
     def until_s(self) -> float | None:
-        """When this node ends: as the operator announced last, else as it was started."""
+        """When this node ends: as the operator announced last, else as it was started; or earlier, by a notice."""
+        node = self._own_node
+        return self.node_specification.until_s if node is None else node.until_s
+
+    @property
+    def until_without_notice_s(self) -> float | None:
+        """The same, as if nothing on this machine announced its end."""
+        node = self._own_node
+        if node is None or node.notice is None:
+            return self.until_s
+        return node.notice.otherwise_until_s
+
+    @property
+    def _own_node(self) -> NodeState | None:
+        """The node in the ledger, if it was this process that joined last under its name."""
         node = self.pool.nodes.get(self.node_id)
         joined = node is not None and node.incarnation.rpartition("-")[0] == self.node_specification.run_id
-        return node.until_s if node is not None and joined else self.node_specification.until_s
+        return node if joined else None
 
     @property
     def leaves_at_s(self) -> float:
@@ -289,7 +305,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
                     state = _refreshed(_with_membership(state), state.job_ids)
             case events.PlacementDecided():
                 state = _refreshed(state, (placed.job_id for placed in event.placements))
-            case events.NodeEndAnnounced() | events.NodeDrainStarted():
+            case events.NodeEndAnnounced() | events.NodeEndNoticed() | events.NodeDrainStarted():
                 pass
             case events.AllocationDecided() | events.ProfileCompleted() | events.PoolConfigured() | Unreadable():
                 pass

@@ -77,7 +77,22 @@ class NodeLost:
     starts: Starts = None  # named in that heartbeat
 
 
-NodeEvent = NodeJoined | NodeLost
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEndNoticed:
+    """What announces the end of the machine (a cloud, Slurm, a file) says another time than before. From the executor.
+
+    until_s: the end by the notice; None: it was withdrawn. The earlier of it and the end that the node named, or its
+    operator announced, counts (docs/adr/0118).
+    """
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
+    until_s: TimeS | None
+    at_s: TimeS  # when the executor learned it; later than that of its notice before
+
+
+NodeEvent = NodeJoined | NodeLost | NodeEndNoticed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

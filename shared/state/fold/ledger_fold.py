@@ -35,7 +35,13 @@ from elasticflow.shared.state.fold.jobs import (
     with_slower_mix,
 )
 from elasticflow.shared.state.fold.loads import with_load_event
-from elasticflow.shared.state.fold.nodes import node_drain_started, node_end_announced, node_joined, node_lost
+from elasticflow.shared.state.fold.nodes import (
+    node_drain_started,
+    node_end_announced,
+    node_end_noticed,
+    node_joined,
+    node_lost,
+)
 from elasticflow.shared.state.fold.plan import allocated, commands_decided, placed
 from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
 from elasticflow.shared.state.fold.profiling_runs import profiling_failed, with_failures_forgotten
@@ -202,6 +208,8 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return node_lost(state, event, sequence)
         case events.NodeEndAnnounced():
             return node_end_announced(state, event, sequence)
+        case events.NodeEndNoticed():
+            return node_end_noticed(state, event, sequence)
         case events.NodeDrainStarted():
             return node_drain_started(state, event)
         case events.QuoteReserved():

@@ -11,7 +11,7 @@ from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_
 from elasticflow.shared.state.gpu_types import type_of_profile
 from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.nodes import confirmed, is_started_again, with_awaited_nodes, without_speeds_on_node
-from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
+from elasticflow.shared.state.pool import NodeState, NoticedEnd, PoolState, spec_of, with_nodes
 
 # --- The fold of starts that lost a node: which of them may be the job's doing -------------------------
 # A lost start needs an executor that had begun to start the job's workers, and another node that outlived it; and
@@ -182,6 +182,8 @@ KEEP_LEFT_S = 3_600.0
 KEEP_LOST_S = 86_400.0
 MAX_EARLIER_INCARNATIONS = 8  # a join is repeated within minutes, if at all
 
+_End = tuple[float | None, float | None]  # when, and when it was announced
+
 
 def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> PoolState:
     known = state.nodes.get(event.node_id)
@@ -197,7 +199,7 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
             state = with_crash_of_lost_node(state, end, is_jobs_doing=by_itself)
         state = with_awaited_nodes(state, known, event)
     earlier = (known.incarnation, *known.earlier_incarnations) if known is not None else ()
-    announced = _announced_end(known, event)
+    until_s, end_announced_s = _end_at_join(known, event)
     same_gpus = known is not None and known.gpu_type == event.gpu_type
     node = NodeState(
         node_id=event.node_id,
@@ -213,8 +215,8 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         gpu_type=event.gpu_type,
         gpu_memory_bytes=event.gpu_memory_bytes,
         isolation=event.isolation,
-        until_s=event.until_s if announced is None else announced.until_s,
-        end_announced_s=None if announced is None else announced.end_announced_s,
+        until_s=until_s,
+        end_announced_s=end_announced_s,
         workers_secret=event.workers_secret,
         unenforced=event.unenforced,
         started_by=event.started_by,
@@ -231,12 +233,24 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
     return scheduling_event(without_departed_nodes(state, event.at_s), sequence)
 
 
-def _announced_end(known: NodeState | None, event: events.NodeJoined) -> NodeState | None:
-    """The node before, if its operator had announced an end that still counts: it is ahead, and the node names no
-    earlier one. Its executor was started again, the machine still ends."""
-    if known is None or known.end_announced_s is None or known.until_s is None or known.until_s <= event.at_s:
-        return None
-    return known if event.until_s is None or known.until_s <= event.until_s else None
+def _end_at_join(known: NodeState | None, event: events.NodeJoined) -> _End:
+    """The end that the node names; or the one before, if its operator had announced it, it is ahead, and the node names
+    no earlier one. Its executor was started again, the machine still ends.
+
+    Of a notice the executor tells again, if it still holds.
+    """
+    until_s, announced_s = (None, None) if known is None else _end_without_notice(known)
+    is_kept = announced_s is not None and until_s is not None and until_s > event.at_s
+    if is_kept and until_s is not None and (event.until_s is None or until_s <= event.until_s):
+        return until_s, announced_s
+    return event.until_s, None
+
+
+def _end_without_notice(node: NodeState) -> _End:
+    notice = node.notice
+    if notice is None:
+        return node.until_s, node.end_announced_s
+    return notice.otherwise_until_s, notice.otherwise_announced_s
 
 
 def _gpu_types(state: PoolState, joined: str) -> tuple[str, ...]:
@@ -277,7 +291,26 @@ def node_end_announced(state: PoolState, event: events.NodeEndAnnounced, sequenc
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation or not node.alive:
         return state
-    node = replace(node, until_s=event.until_s, end_announced_s=event.at_s, draining=False)
+    notice = node.notice
+    if notice is not None:
+        notice = notice._replace(otherwise_until_s=event.until_s, otherwise_announced_s=event.at_s)
+    node = replace(node, until_s=event.until_s, end_announced_s=event.at_s, notice=notice, draining=False)
+    return scheduling_event(with_nodes(state, state.nodes.set(event.node_id, node)), sequence)
+
+
+def node_end_noticed(state: PoolState, event: events.NodeEndNoticed, sequence: int) -> PoolState:
+    """If the node ends at another time now, it takes jobs again until the allocator drains it for that."""
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return state
+    if node.notice is not None and event.at_s <= node.notice.at_s:
+        return state
+    otherwise_s, announced_s = _end_without_notice(node)
+    notice = NoticedEnd(event.until_s, event.at_s, otherwise_s, announced_s)
+    until_s = min((end_s for end_s in (event.until_s, otherwise_s) if end_s is not None), default=None)
+    if until_s == node.until_s:
+        return with_nodes(state, state.nodes.set(event.node_id, replace(node, notice=notice)))
+    node = replace(node, until_s=until_s, end_announced_s=event.at_s, notice=notice, draining=False)
     return scheduling_event(with_nodes(state, state.nodes.set(event.node_id, node)), sequence)
 
 

@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[3]
 UNIT = (ROOT / "deploy/systemd/eflow-node.service").read_text()
-MANIFEST = (ROOT / "deploy/kubernetes/nodes.yaml").read_text()
+MANIFESTS = ("nodes.yaml", "pool.yaml")  # of Kubernetes; rendered from the Helm chart
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 PAGE = (ROOT / "docs/how-to/secure-a-pool.md").read_text()
 
@@ -34,9 +36,10 @@ OTHER_SETTINGS = {
     "LimitMEMLOCK",
     "LimitNOFILE",
 }
-POD = ("runAsNonRoot: true", "runAsUser: 10001", "fsGroup: 10001")
-CONTAINER = ("allowPrivilegeEscalation: false", "capabilities: {drop: [ALL]}")
-OF_THE_CLUSTER = ("automountServiceAccountToken: false", "enableServiceLinks: false")
+POD = {"runAsNonRoot": True, "runAsUser": 10001, "fsGroup": 10001}
+CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+OF_THE_CLUSTER = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+OF_SERVICES = {"seccompProfile": {"type": "RuntimeDefault"}}  # it forbids the namespaces of workers
 
 
 def service_settings() -> dict[str, str]:
@@ -46,11 +49,17 @@ def service_settings() -> dict[str, str]:
     return dict(found)
 
 
-def security_contexts() -> list[str]:
-    """The text of each in the manifest, without comments: the lines that are indented more than its name."""
-    text = re.sub(r" +#.*", "", MANIFEST)
-    found = re.finditer(r"^( *)securityContext:(.*\n(?:\1 +\S.*\n)*)", text, re.M)
-    return [context[2] for context in found]
+def pods(manifest: str) -> dict[str, dict[str, Any]]:
+    """The specification of each pod, by the name of its first container."""
+    objects = yaml.safe_load_all((ROOT / "deploy/kubernetes" / manifest).read_text())
+    specs = [each["spec"]["template"]["spec"] for each in objects if "template" in each.get("spec", {})]
+    return {spec["containers"][0]["name"]: spec for spec in specs}
+
+
+def written(settings: dict[str, Any]) -> set[str]:
+    """As the documentation writes them."""
+    texts = (yaml.safe_dump({name: value}, default_flow_style=True, width=1000) for name, value in settings.items())
+    return {text.strip()[1:-1] for text in texts}
 
 
 def documented(file: str) -> set[str]:
@@ -84,12 +93,23 @@ def test_the_unit_forbids_nothing_that_isolation_and_training_need(name: str) ->
     assert name not in service_settings()
 
 
-def test_a_pod_runs_as_the_user_of_the_image_without_rights() -> None:
-    of_pod, of_container = security_contexts()
-    assert all(setting in of_pod for setting in POD)
-    assert all(setting in of_container for setting in CONTAINER)
-    assert all(re.search(rf"^ +{setting}( |$)", MANIFEST, re.M) for setting in OF_THE_CLUSTER)
-    assert not re.search(r"privileged: true|host(Network|PID|IPC|Path)|seccompProfile:", re.sub(" #.*", "", MANIFEST))
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_a_pod_runs_as_the_user_of_the_image_without_rights(manifest: str) -> None:
+    for name, pod in pods(manifest).items():
+        assert pod["securityContext"].items() >= POD.items(), name
+        assert pod.items() >= OF_THE_CLUSTER.items(), name
+        assert not [key for key in pod if key.startswith("host") or key == "shareProcessNamespace"], name
+        assert not [volume for volume in pod.get("volumes", []) if "hostPath" in volume], name
+        for container in pod["containers"]:
+            assert container["securityContext"] == (CONTAINER if name == "node" else CONTAINER | OF_SERVICES), name
+        for container in pod.get("initContainers", []):
+            assert container["securityContext"] == CONTAINER, name
+
+
+def test_the_manifests_have_all_services_and_nodes() -> None:
+    assert set(pods("nodes.yaml")) == {"node"}
+    services = {"admission", "allocator", "placement", "monitor"}
+    assert set(pods("pool.yaml")) == {"node", "configuration", *services}
 
 
 def test_each_image_ends_as_the_user_that_is_not_root() -> None:
@@ -102,7 +122,8 @@ def test_each_image_ends_as_the_user_that_is_not_root() -> None:
 
 def test_the_page_names_what_the_files_set() -> None:
     assert documented("eflow-node.service") == {f"{name}={value}" for name, value in UNIT_SETTINGS.items()}
-    assert documented("nodes.yaml") == {*POD, *CONTAINER, *OF_THE_CLUSTER}
+    assert documented("nodes.yaml") == written(POD | CONTAINER | OF_THE_CLUSTER)
+    assert documented("pool.yaml") == written(OF_SERVICES)
 
 
 @pytest.mark.parametrize("folder", ["how-to", "adr"])

@@ -19,7 +19,7 @@ from tests.versions.matrix import (
 from tests.versions.trial import Outcome, Trial
 
 OURS = Path("python3.11")
-EXTRAS_OF_DEVELOPERS = {"docs", "page", "dev"}
+EXTRAS_OF_DEVELOPERS = {"docs", "page", "helm", "dev"}
 
 
 def trial(name: str, version: str, outcome: Outcome = Outcome.PASSED) -> Trial:

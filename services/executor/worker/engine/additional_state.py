@@ -78,6 +78,10 @@ class AdditionalState:
             if name not in one or name not in other or one[name] != other[name]
         )
 
+    def plain(self) -> Mapping[str, Plain]:
+        """The plain state as it is now, by name."""
+        return self._plain.read()
+
     def newly_differing(self) -> list[str]:
         """Their names, each once."""
         names = sorted(self._differing - self._told)

@@ -7,6 +7,7 @@ between steps is in trainer.py, and the loop over steps in training_loop.py.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Protocol
@@ -41,6 +42,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript, UndeclaredState
+from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DividedLosses, part_sizes
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
@@ -153,6 +155,8 @@ class TrainingSteps(JobState):
     _digests: StepDigests = field(init=False)
     _undeclared: UndeclaredState = field(init=False)
     _kept_tensors: KeptTensors = field(init=False)
+    _counts_of_parts: CountsOfParts = field(init=False)
+    _divided_losses: DividedLosses = field(init=False)
     _structure: ModelStructure = field(init=False)
     _is_script: bool = field(init=False)
     _memory: MemoryGrowth = field(init=False)
@@ -171,6 +175,10 @@ class TrainingSteps(JobState):
         self._kept_tensors = KeptTensors(self.function, self._undeclared.declared_storages, known, held)
         self._structure = ModelStructure(self.model)
         self._is_script = isinstance(self.function, RunsScript)
+        self._counts_of_parts = CountsOfParts(self.members.virtual_nodes, self.additional.plain)
+        self._divided_losses = DividedLosses(self.members.virtual_nodes)
+        if isinstance(self.function, RunsScript):
+            self.function.watched = self._divided_losses.watched
         self._memory = memory_growth_on(self.device)
         self.engine = self.make_engine(self.members)
 
@@ -266,8 +274,9 @@ class TrainingSteps(JobState):
             )
             self.telemetry.warn(
                 f"{subject} gives {names} another value for each part of a batch, of which that of the last part "
-                f"stays. {instead}"
+                f"stays: a sum over the steps lacks the other parts. {instead}"
             )
+        self._warn_of_parts()
         self.iteration += 1
         self.is_over = agreement.over
         self._is_evaluated = False
@@ -279,6 +288,29 @@ class TrainingSteps(JobState):
             count = self.members.virtual_nodes.placeable_count(is_fast=is_fast)
             self.telemetry.report_straggler(straggler.rank, straggler.slowdown, count)
         return agreement
+
+    def _warn_of_parts(self) -> None:
+        """Name what user code has taken from one part of the batch as if that were the whole."""
+        counts, losses = self._counts_of_parts.step_ended(), self._divided_losses.step_ended()
+        num_parts = len(part_sizes(self.members.virtual_nodes))
+        if counts and self.is_rank_0:
+            names = names_in_short([_as_written(name) for name in counts], most=3)
+            self.telemetry.warn(
+                f"{names} grows in each step by the samples of one part of the batch, of which a step has {num_parts}: "
+                f"count steps instead, each of {self.spec.global_batch_size} samples "
+                f"({'loader.iteration' if self._is_script else 'self.iteration'})"
+            )
+        if losses and self.is_rank_0:
+            instead = (
+                f"divide by nothing else, or fix the parts: elastic(..., virtual_nodes={num_parts})"
+                if self._is_script
+                else "divide it by elasticflow.mean() of the mean weight, or fix virtual_nodes"
+            )
+            self.telemetry.warn(
+                f"{' and '.join(losses)} divides by the weights of one part of a batch, and not by those of the whole "
+                f"batch, so the result depends on the number of parts, here {num_parts}: take the mean of "
+                f"reduction='none' times the weight of each label, and {instead}"
+            )
 
     def _share_plain_state(self) -> None:
         """It depends on the part of the batch: that of the last part stays, in all processes."""
@@ -319,7 +351,8 @@ class TrainingSteps(JobState):
 
     def _train(self, batch: Any) -> dict[str, Number]:
         user_code_checks.begin_call()
-        return user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
+        with nullcontext() if self._is_script else self._divided_losses.watched():  # a script has a thread of its own
+            return user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
 
     def settle(self) -> None:
         """A collective between two steps, before the state is kept, moved or judged: wait for the device, and agree on

@@ -14,6 +14,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from types import FrameType, ModuleType
@@ -222,7 +223,12 @@ HeldObjects = Callable[[], Iterable[Namespace]]
 
 @runtime_checkable
 class RunsScript(Protocol):
-    """A script's tensors count if they have the shape of a parameter, as averages have."""
+    """A script's tensors count if they have the shape of a parameter, as averages have.
+
+    watched: a block around each pass of its loop, in its thread.
+    """
+
+    watched: Callable[[], AbstractContextManager[None]]
 
     def script_frames(self) -> Iterable[FrameType]:
         """The functions in which it is now."""

@@ -196,8 +196,13 @@ class SequentialScheduler:
 
 
 def _other_points(points: Sequence[str], reached: Sequence[str]) -> TrainingFailed:
+    if not reached:
+        return TrainingFailed(
+            f"the script's loop took a batch without {' and '.join(points)}, and each batch of the elastic loader is "
+            "trained: evaluate within torch.no_grad(), where the loader gives all its data, or take another DataLoader"
+        )
     return TrainingFailed(
         f"for each batch, the script's loop must call {' and '.join(points)} once each, in this order; it called "
-        f"{' and '.join(reached) or 'neither'}. Remove gradient accumulation: each batch is a part of the global "
+        f"{' and '.join(reached)}. Remove gradient accumulation: each batch is a part of the global "
         "batch, and gradients are summed over all parts"
     )

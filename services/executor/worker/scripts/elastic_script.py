@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
@@ -16,9 +17,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize
 from elasticflow.services.executor.worker.data.loader_settings import DataSetAttributes, LoaderSettings, settings_of
+from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS, first_root
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
@@ -44,6 +47,7 @@ from elasticflow.services.executor.worker.scripts.script_environment import (
 )
 from elasticflow.shared.messages.job_environment import SCRIPT_PROCESS_VARIABLE
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
+from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import OnStep, Stateful
 
 # --- batches -------------------------------------------------------------------------------------------
@@ -83,7 +87,10 @@ class Batches(_Job):
     """Parts of global batches: one pass of the script's loop for each."""
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the present epoch."""
+        """The rest of the present epoch; or all data, for an evaluation."""
+        if self.are_evaluated:
+            yield from self._script.evaluation_batches()
+            return
         is_empty = True
         while self._script.wait_for_batch():
             is_empty = False
@@ -92,6 +99,12 @@ class Batches(_Job):
                 return
         if is_empty:
             self._script.count_empty_loop()
+
+    @property
+    def are_evaluated(self) -> bool:
+        """Whether a loop that begins now trains nothing. Behind the job's end, a script that counts its epochs by
+        itself may still begin loops for which there is nothing to train."""
+        return not torch.is_grad_enabled() or (self._script.has_ended and self._script.length.max_epochs is not None)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Numbers of epochs, from the present one on."""
@@ -103,7 +116,7 @@ class Batches(_Job):
 def enumerate_steps(iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
     """Python's enumerate(), as a script finds it. Of the job's batches it counts steps of the epoch, not parts."""
     batches = getattr(iterable, "iterable", iterable)  # of a progress bar
-    if not isinstance(batches, Batches):
+    if not isinstance(batches, Batches) or batches.are_evaluated:
         yield from enumerate(iterable, start)
         return
     for batch in iterable:
@@ -242,6 +255,8 @@ class ElasticScript:
         self._has_left_loop = self._has_returned = False
         self.mean_loss = torch.tensor(math.nan)  # of the global batch, in a library's loop
         self.is_last_part = False  # of the present step, in this process
+        self.watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around each pass, in its thread
+        self._pass = ExitStack()  # in the present pass
         self.on_pass_end: Callable[[], None] = lambda: None  # in the script's thread, before it waits for a batch
         self.on_pass_begin: Callable[[Pass], None] = lambda kind: None  # and when it gets one
 
@@ -379,6 +394,7 @@ class ElasticScript:
             self._attributes = DataSetAttributes(self.init_dataset().dataset)
             self._check_schedules()
         self._attributes.require_unchanged()
+        self._pass.close()
         if not self._due and not self.has_ended:
             self.on_pass_end()
             self._thread.pause(_NEXT)
@@ -388,6 +404,7 @@ class ElasticScript:
         """A library's loop ends by itself: what follows runs once, in one process, after the last step."""
         if not self.has_ended:
             self._has_left_loop = True
+            self._pass.close()
             self.on_pass_end()
             self._thread.pause(_END)
 
@@ -396,7 +413,21 @@ class ElasticScript:
 
     def take_batch(self) -> Any:
         self.on_pass_begin(self.loop_state.begin_pass(self.iteration))
+        self._pass.enter_context(self.watched())
         return self._due.pop()
+
+    def evaluation_batches(self) -> Iterator[Any]:
+        """The data of the loader once, in global batches and in this process alone: nothing is trained."""
+        loader = self._objects[0]
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        with keep_generators():
+            yield from DataLoader(
+                loader.dataset,
+                batch_size=self.global_batch_size,
+                sampler=None if is_stream else loader.sampler,
+                collate_fn=loader.collate_fn,
+                drop_last=loader.drop_last,
+            )
 
     @property
     def position(self) -> int:
@@ -452,6 +483,11 @@ class ElasticScript:
     def count_empty_loop(self) -> None:
         """End a script that loops forever, e.g. until a counter of its own reaches a limit."""
         self._num_empty_loops += 1
+        if self._num_empty_loops == 1:
+            log.warning(
+                "nothing_left_to_train",
+                advice="a loop over the loader behind the job's last step gets no batch: evaluate in torch.no_grad()",
+            )
         if self._num_empty_loops > _MOST_EMPTY_LOOPS:
             raise SystemExit(0)
 

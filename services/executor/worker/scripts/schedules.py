@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.runtime.process.logs import log
 
 
 def step_only_if(may_step: Callable[..., bool], each: Any) -> None:
@@ -177,7 +178,10 @@ class ScheduleCheck:
     def loop_begins(self) -> None:
         """A schedule for as many steps as the loop has epochs steps once an epoch, unless the job has as many steps.
         Raises TrainingFailed."""
-        if self._plan is None or self._plan.length != self._length.max_epochs:
+        if self._plan is None:
+            log.info("schedule_not_compared", schedule=self._name, reason="its length is not known")
+            return
+        if self._plan.length != self._length.max_epochs:
             return
         if self._length.misfit_of(self._plan, is_by_epoch=False):
             self._length.require(self._plan, is_by_epoch=True)

@@ -187,6 +187,7 @@ class TorchrunProgress:
         self._step_ends_s.append(time.monotonic())
         self._num_steps += 1
         self._keep()
+        self._warn_if_alone()
         self._warn_if_unsaved()
         before = self.iteration
         self._done += self._iterations_per_step
@@ -198,6 +199,15 @@ class TorchrunProgress:
             raise ProfilingCompleted(self._speed())
 
     # --- snapshots ---
+
+    def _warn_if_alone(self) -> None:
+        """A script that knows no other processes trains the same model in each of them."""
+        world_size = self._assignment.plan.world_size
+        if self._num_steps == 1 and world_size > 1 and self._assignment.rank == 0 and not dist.is_initialized():
+            self._telemetry.warn(
+                f"the script has taken a step without torch.distributed.init_process_group(): each of its {world_size} "
+                "processes trains a model of its own. Call it and use DistributedDataParallel, or submit with --gpus 1"
+            )
 
     def _warn_if_unsaved(self) -> None:
         if not self._may_warn or self._step_ends_s[-1] - self._step_ends_s[0] < _UNSAVED_S:

@@ -1,6 +1,7 @@
 """The end of a node in words, and as options of `eflow node` and `eflow drain` give it."""
 
 import io
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def test_an_end_to_come_is_taken() -> None:
         future_end_of("9" * 30, "--until", NOW_S)
 
 
+def test_what_announces_its_end_is_a_variable_of_the_executor() -> None:
+    node = NodeOptions(nats_url="nats://nowhere.invalid:1", data_dir=Path("data"), until_notice="file:/run/end")
+    assert node.environment()["EF_UNTIL_NOTICE"] == "file:/run/end"
+
+
 def test_the_table_has_a_column_of_ends_where_a_node_has_one() -> None:
     assert "UNTIL" not in table(None)
     shown = table(announced(NOW_S + 7_200.0))
@@ -71,5 +77,8 @@ def test_the_table_has_a_column_of_ends_where_a_node_has_one() -> None:
 def test_the_causes_of_a_change_of_gpus_name_the_end() -> None:
     assert "node-1 ends at " in cause_in_words(announced(NOW_S + 60.0), "a")
     assert "node-1 stays" in cause_in_words(announced(None), "a")
+    notice = events.NodeEndNoticed(node_id="node-1", incarnation="first-1", until_s=NOW_S + 60.0, at_s=NOW_S)
+    assert "node-1 has notice to end at " in cause_in_words(notice, "a")
+    assert cause_in_words(replace(notice, until_s=None), "a") == "the notice that node-1 ends was withdrawn"
     drained = events.NodeDrainStarted(node_id="node-1", incarnation="first-1", at_s=NOW_S)
     assert cause_in_words(drained, "a") == "node-1 is drained before its end"

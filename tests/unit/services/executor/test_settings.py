@@ -144,6 +144,25 @@ def test_the_end_of_the_node_is_set_or_that_of_the_allocation_of_slurm() -> None
         read({"EF_NODE_UNTIL": "tomorrow"})
 
 
+def test_what_announces_its_end_is_a_cloud_slurm_or_a_file() -> None:
+    assert (read({}).until_notice, read({}).notice_address) == ("", "")
+    assert read({"EF_UNTIL_NOTICE": "aws", "EF_NOTICE_ADDRESS": "http://[fd00:ec2::254]"}).until_notice == "aws"
+    assert read({"EF_UNTIL_NOTICE": "file:/run/end"}).until_notice == "file:/run/end"
+    assert read({"EF_UNTIL_NOTICE": "file:end"}).until_notice == f"file:{Path('end').absolute()}"
+    for wrong in ("file", "file:", "gce", "/run/end"):
+        with pytest.raises(BadSettings, match="choose one of aws, gcp, azure, slurm and file:PATH"):
+            read({"EF_UNTIL_NOTICE": wrong})
+    with pytest.raises(BadSettings, match=r"EF_NOTICE_ADDRESS.*http://169\.254\.169\.254"):
+        read({"EF_UNTIL_NOTICE": "aws", "EF_NOTICE_ADDRESS": "169.254.169.254"})
+
+
+def test_an_end_that_slurm_moves_is_asked_for_and_not_taken_from_the_start() -> None:
+    assert read({"SLURM_JOB_END_TIME": "1800000000", "EF_UNTIL_NOTICE": "slurm"}).until_s is None
+    assert read({"SLURM_JOB_END_TIME": "1800000000", "EF_UNTIL_NOTICE": "aws"}).until_s == 1_800_000_000.0
+    given = {"SLURM_JOB_END_TIME": "1800000000", "EF_UNTIL_NOTICE": "slurm", "EF_NODE_UNTIL": "1700000000"}
+    assert read(given).until_s == 1_700_000_000.0
+
+
 def test_sockets_are_detected_if_gpus_are_spread_evenly_and_else_set() -> None:
     assert (read({}, num_gpus=8).sockets, read({}, num_gpus=8).rack) == (2, "")
     assert read({}, num_gpus=8, sockets=3).sockets == 1

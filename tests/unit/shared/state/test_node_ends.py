@@ -143,3 +143,67 @@ def test_an_end_that_was_taken_back_or_that_a_node_named_itself_ends_with_its_in
     assert taken_back.state.nodes["node-1"].until_s is None
     own = ending(4, 4, until={1: 100.0}).then(rejoined(1))
     assert own.state.nodes["node-1"].until_s is None
+
+
+# --- notices of the machine itself ---------------------------------------------------------------------
+
+
+def noticed(until_s: float | None, at_s: float, number: int = 1) -> events.NodeEndNoticed:
+    return events.NodeEndNoticed(node_id=f"node-{number}", incarnation=f"first-{number}", until_s=until_s, at_s=at_s)
+
+
+def end_of_node(history: History, number: int = 1) -> float | None:
+    return history.state.nodes[f"node-{number}"].until_s
+
+
+def test_a_notice_is_given_moved_and_withdrawn() -> None:
+    history = ending(2, 2, until={}).then(noticed(NOW_S + 120.0, NOW_S + 1.0))
+    node = history.state.nodes["node-1"]
+    assert (node.until_s, node.end_announced_s) == (NOW_S + 120.0, NOW_S + 1.0)
+    assert history.state.scheduling_event_sequence == history.state.sequence
+    history.then(drained(1), noticed(NOW_S + 300.0, NOW_S + 2.0))
+    assert (end_of_node(history), history.state.num_gpus) == (NOW_S + 300.0, 4), "no longer drained"
+    history.then(noticed(None, NOW_S + 3.0))
+    assert (end_of_node(history), next_drain_s(history.state)) == (None, None)
+
+
+def test_the_earlier_of_a_notice_and_the_end_that_is_known_counts() -> None:
+    history = ending(2, 2, until={1: 1_000.0}).then(drained(0), noticed(NOW_S + 120.0, NOW_S + 1.0))
+    assert end_of_node(history) == NOW_S + 120.0
+    history.then(noticed(None, NOW_S + 2.0))
+    assert end_of_node(history) == NOW_S + 1_000.0, "as the node named it"
+    sequence = history.state.scheduling_event_sequence
+    history.then(drained(1), noticed(NOW_S + 2_000.0, NOW_S + 3.0))
+    assert (end_of_node(history), history.state.draining) == (NOW_S + 1_000.0, {"node-0", "node-1"})
+    assert history.state.scheduling_event_sequence == sequence, "nothing to plan anew"
+
+
+def test_the_operator_has_the_last_word_until_the_notice_changes() -> None:
+    history = ending(2, 2, until={}).then(noticed(NOW_S + 120.0, NOW_S + 1.0), announced(1, None, NOW_S + 2.0))
+    assert end_of_node(history) is None
+    history.then(noticed(NOW_S + 90.0, NOW_S + 3.0))
+    assert end_of_node(history) == NOW_S + 90.0
+    history.then(announced(1, NOW_S + 50.0, NOW_S + 4.0), noticed(NOW_S + 80.0, NOW_S + 5.0))
+    assert end_of_node(history) == NOW_S + 50.0
+    history.then(noticed(None, NOW_S + 6.0))
+    assert end_of_node(history) == NOW_S + 50.0
+
+
+def test_a_notice_that_is_late_repeated_or_of_another_incarnation_changes_nothing() -> None:
+    history = ending(2, 2, until={}).then(noticed(NOW_S + 120.0, NOW_S + 1.0), noticed(None, NOW_S + 2.0))
+    known = history.state.nodes
+    for late in (noticed(NOW_S + 120.0, NOW_S + 1.0), noticed(NOW_S + 99.0, NOW_S + 2.0)):
+        assert history.then(late).state.nodes == known
+    history.then(replace(noticed(NOW_S + 9.0, NOW_S + 9.0), incarnation="an earlier one"))
+    history.then(noticed(NOW_S + 9.0, NOW_S + 9.0, number=7))
+    assert history.state.nodes == known
+
+
+def test_a_notice_ends_with_the_incarnation_and_what_the_operator_announced_does_not() -> None:
+    """The executor that is started again reads the notice anew, and then knows whether it still holds."""
+    alone = ending(4, 4, until={}).then(noticed(NOW_S + 120.0, NOW_S + 1.0), rejoined(1))
+    assert (end_of_node(alone), alone.state.nodes["node-1"].notice) == (None, None)
+    both = ending(4, 4, until={}).then(announced(1, NOW_S + 500.0), noticed(NOW_S + 120.0, NOW_S + 1.0), rejoined(1))
+    assert end_of_node(both) == NOW_S + 500.0
+    taken_back = ending(4, 4, until={}).then(noticed(NOW_S + 120.0, NOW_S + 1.0), announced(1, None), rejoined(1))
+    assert end_of_node(taken_back) is None

@@ -137,6 +137,13 @@ def test_what_ends_a_profiling_run_is_exogenous(recording: Recording) -> None:
     assert [each.event for each in exogenous_events(read_entries(recording.records))][-1] == failed
 
 
+def test_what_announces_the_end_of_a_machine_is_exogenous(recording: Recording) -> None:
+    """Under another policy its jobs leave it in time as well."""
+    noticed = events.NodeEndNoticed(node_id="node-0", incarnation="i", until_s=NOW_S + 120.0, at_s=NOW_S)
+    recording.fact(noticed)
+    assert [each.event for each in exogenous_events(read_entries(recording.records))][-1] == noticed
+
+
 def test_the_state_at_a_sequence_or_an_instant(recording: Recording) -> None:
     entries = read_entries(recording.records)
     assert folded(up_to(entries, sequence=0)) == PoolState()

@@ -1,0 +1,98 @@
+"""What user code takes from one part of a batch as if that were the whole: counts of samples, and divided losses.
+
+The pool may choose the number of parts, so such values would depend on the pool. The first steps of a process are
+watched, and the job's history names them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+
+_NUM_STEPS = 3  # of a process, in which it is watched
+_DIVIDED = {each: signature(each) for each in (functional.cross_entropy, functional.nll_loss)}
+
+
+def part_sizes(virtual_nodes: VirtualNodes) -> list[int]:
+    """The samples of each part of the global batch, on whatever worker."""
+    parts = (part.samples for index in range(virtual_nodes.count) for part in virtual_nodes.micro_batches(index))
+    return [part.stop - part.start for part in parts]
+
+
+class CountsOfParts:
+    """Finds numbers that grow by the samples of a part, or a multiple of them, in each step: a step has more. Parts of
+    unequal sizes change them in unequal ways, which is reported as such."""
+
+    def __init__(self, virtual_nodes: VirtualNodes, read: Callable[[], Mapping[str, Any]]) -> None:
+        sizes = part_sizes(virtual_nodes)
+        self._size = sizes[0] if len(sizes) > 1 and len(set(sizes)) == 1 else 1
+        self._read = read
+        self._last: Mapping[str, int] = {}
+        self._grown: list[Mapping[str, int]] = []  # by how much, in each step
+
+    def step_ended(self) -> Sequence[str]:
+        """Names of such numbers, once."""
+        if self._size == 1 or len(self._grown) == _NUM_STEPS:
+            return ()
+        now = {name: value for name, value in self._read().items() if type(value) is int}
+        self._grown.append({name: now[name] - self._last[name] for name in now.keys() & self._last.keys()})
+        self._last = now
+        if len(self._grown) < _NUM_STEPS:
+            return ()
+        first, *others = self._grown[1:]  # the first step has nothing before it
+        counts = (name for name, by in first.items() if by > 0 and by % self._size == 0)
+        return sorted(name for name in counts if all(each.get(name) == first[name] for each in others))
+
+
+class DividedLosses:
+    """Finds losses that torch divides by the weights, or by the labels that count, of one part only."""
+
+    def __init__(self, virtual_nodes: VirtualNodes) -> None:
+        self._left = _NUM_STEPS if len(part_sizes(virtual_nodes)) > 1 else 0
+        self._found = set[str]()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """User code runs in this thread within the block."""
+        with _Watch(self._found.add) if self._left else nullcontext():
+            yield
+
+    def step_ended(self) -> Sequence[str]:
+        """Their names, once."""
+        if not self._left:
+            return ()
+        self._left = 0 if self._found else self._left - 1
+        return sorted(self._found)
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, note: Callable[[str], object]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        of = _DIVIDED.get(func)
+        if of is not None and torch.is_grad_enabled():
+            given = of.bind(*args, **(kwargs or {}))
+            given.apply_defaults()
+            if by := _divides_by(given.arguments):
+                self._note(f"{func.__name__}() with {by}")
+        return func(*args, **(kwargs or {}))
+
+
+def _divides_by(given: Mapping[str, Any]) -> str:
+    """By what a mean is divided that parts of a batch have unequally; "" if by the number of labels."""
+    if given["reduction"] != "mean":
+        return ""
+    if given["weight"] is not None:
+        return "weight"
+    target = given["target"]
+    if not target.is_floating_point() and bool((target == given["ignore_index"]).any()):
+        return "ignore_index"
+    return ""

@@ -1,0 +1,82 @@
+"""Numbers and losses that user code takes from one part of a batch as if that were the whole."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DividedLosses
+
+FOUR_OF_EIGHT = VirtualNodes(count=4, global_batch_size=32)
+POINTS, LABELS, WEIGHT = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([1.0, 2.0, 3.0])
+
+
+def found(virtual_nodes, states) -> list[str]:
+    """Names after each step. states: the values of user code then."""
+    remaining = iter(states)
+    counts = CountsOfParts(virtual_nodes, lambda: next(remaining))
+    return [name for _ in states for name in counts.step_ended()]
+
+
+def grown(by, **others):
+    return [{"self.seen": by * step, **others} for step in range(1, 6)]
+
+
+@pytest.mark.parametrize("by", [8, 8 * 64])
+def test_samples_or_tokens_of_a_part_are_found_once(by):
+    assert found(FOUR_OF_EIGHT, grown(by, other=3)) == ["self.seen"]
+
+
+@pytest.mark.parametrize(
+    ("virtual_nodes", "states"),
+    [
+        (FOUR_OF_EIGHT, grown(1)),
+        (FOUR_OF_EIGHT, grown(0)),
+        (FOUR_OF_EIGHT, grown(-8)),
+        (FOUR_OF_EIGHT, [{"size": 8}, {"size": 16}, {"size": 8}, {"size": 16}]),
+        (FOUR_OF_EIGHT, [{"is": True}, {"is": False}, {"is": True}, {"is": False}]),
+        (VirtualNodes(count=1, global_batch_size=32), grown(32)),
+        (VirtualNodes(count=32, global_batch_size=32), grown(1)),
+    ],
+    ids=["steps", "constant", "down", "no count", "a switch", "one part", "one sample a part"],
+)
+def test_other_numbers_are_none(virtual_nodes, states):
+    assert found(virtual_nodes, states) == []
+
+
+def divided(call, virtual_nodes=FOUR_OF_EIGHT) -> list[str]:
+    losses = DividedLosses(virtual_nodes)
+    with losses.watched():
+        call()
+    return [*losses.step_ended(), *losses.step_ended()]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: functional.cross_entropy(POINTS, LABELS, WEIGHT), "cross_entropy() with weight"),
+        (lambda: nn.CrossEntropyLoss(weight=WEIGHT)(POINTS, LABELS), "cross_entropy() with weight"),
+        (lambda: nn.CrossEntropyLoss(ignore_index=2)(POINTS, LABELS), "cross_entropy() with ignore_index"),
+        (lambda: functional.nll_loss(POINTS, LABELS, ignore_index=0), "nll_loss() with ignore_index"),
+    ],
+)
+def test_a_loss_that_is_divided_by_what_a_part_has_is_found_once(call, name):
+    assert divided(call) == [name]
+    assert divided(call, VirtualNodes(count=1, global_batch_size=32)) == []
+    with torch.no_grad():
+        assert divided(call) == [], "an evaluation"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: functional.cross_entropy(POINTS, LABELS),
+        lambda: functional.cross_entropy(POINTS, LABELS, WEIGHT, reduction="sum"),
+        lambda: functional.cross_entropy(POINTS, functional.softmax(POINTS, -1)),
+        lambda: functional.mse_loss(POINTS, POINTS),
+    ],
+    ids=["no weight", "a sum", "probabilities", "another loss"],
+)
+def test_other_losses_are_not(call):
+    assert divided(call) == []
