@@ -28,6 +28,7 @@ from elasticflow.services.executor.loads.padding_slot import RunnerSettings
 from elasticflow.services.executor.node_identity import node_specification_of, only_executor
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
+from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies
 from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.job_logs import LogPublisher
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
@@ -35,11 +36,11 @@ from elasticflow.services.executor.processes.manager import GenerationSecrets, L
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.runtime.remote_folder import ArtifactFolder
 from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.process.clock import boot_s
 from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
+from elasticflow.shared.runtime.remote_folder import RemoteFolder
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark, unknown_jobs_problem
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
@@ -64,8 +65,8 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
     isolation = await asyncio.to_thread(prepare_isolation, process.settings, settings)
     for missing in isolation.missing:
         process.log.warning("NotIsolated", missing=missing)
-    if settings.artifact_store:
-        await asyncio.to_thread(_check_artifact_store, settings.artifact_store)
+    await asyncio.to_thread(_check_store, "EF_ARTIFACT_STORE", settings.artifact_store)
+    await asyncio.to_thread(_check_store, "EF_CHECKPOINT_STORE", settings.checkpoint_store)
     generation_secrets = GenerationSecrets.read(settings.workers_secret_file)
     workers_secret = generation_secrets.digest(process.settings.pool)
     specification = node_specification_of(settings, data_dir, isolation, workers_secret)
@@ -78,7 +79,7 @@ async def serve(process: Process, *, settings: ExecutorSettings, make_launcher: 
             previous_run_id,
             secret_keys,
             generation_secrets,
-            settings.artifact_store,
+            settings,
             watcher,
         )
         await executor.run()
@@ -95,7 +96,7 @@ class Executor:
         previous_run_id: str,
         secret_keys: SecretKeys,
         generation_secrets: GenerationSecrets,
-        artifact_store: str,
+        settings: ExecutorSettings,
         end_watcher: EndWatcher | None = None,
     ) -> None:
         self._process = process
@@ -107,6 +108,9 @@ class Executor:
         # None: shut down as requested.
         self._shut_down_due: asyncio.Future[BadSettings | None] = asyncio.get_running_loop().create_future()
         code = CodeArchive(process.bus, process.settings.pool, process.settings.data_dir)
+        data_dir = process.settings.data_dir.resolve()
+        store = settings.checkpoint_store
+        self._checkpoint_copies = CheckpointCopies(store, data_dir, process.log) if store else None
         self._worker_manager = WorkerManager(
             code,
             data_dir=process.settings.data_dir,
@@ -118,20 +122,21 @@ class Executor:
             shut_down=self._shut_down,
             log=process.log,
             generation_secrets=generation_secrets,
+            copies=self._checkpoint_copies,
         )
         self._artifact_uploads = ArtifactUploads(
             process.bus,
             process.settings.pool,
-            process.settings.data_dir.resolve(),
+            data_dir,
             node_specification.node_id,
             note=self._note,
             log=process.log,
-            uri=artifact_store,
+            uri=settings.artifact_store,
         )
         self._log_publisher = LogPublisher(
             process.bus,
             process.settings.pool,
-            process.settings.data_dir.resolve(),
+            data_dir,
             node_specification.node_id,
             process.log,
         )
@@ -145,8 +150,8 @@ class Executor:
                 code=code,
                 fork=self._worker_manager.fork,
                 # not within "logs", where each job has a folder of its name
-                logs=process.settings.data_dir.resolve() / "load-logs",
-                results=process.settings.data_dir.resolve() / "results",
+                logs=data_dir / "load-logs",
+                results=data_dir / "results",
                 log=process.log,
             ),
         )
@@ -209,6 +214,7 @@ class Executor:
                     "logs": partial(self._publish_logs, host),
                     "old files": partial(self._delete_old_files, host),
                     "old artifacts": partial(self._delete_old_artifacts, host),
+                    "old copies of checkpoints": partial(self._delete_old_copies, host),
                     "bookmark": partial(self._keep_bookmark, host),
                 }
                 if self._end_watcher is not None:
@@ -231,6 +237,11 @@ class Executor:
     async def _delete_old_artifacts(self, host: Host[State]) -> None:
         await host.ready.wait()
         await self._artifact_uploads.delete_old(self._process.clock, lambda: host.folded.config)
+
+    async def _delete_old_copies(self, host: Host[State]) -> None:
+        await host.ready.wait()
+        if self._checkpoint_copies is not None:
+            await self._checkpoint_copies.delete_old(self._process.clock, lambda: host.folded)
 
     async def _keep_bookmark(self, host: Host[State]) -> None:
         """Once the ledger is folded. A ledger that is not the one that was read here is reported at each start."""
@@ -292,12 +303,13 @@ def _end_watcher(process: Process, settings: ExecutorSettings) -> EndWatcher | N
     return EndWatcher(settings.until_notice, source, process.clock, process.log)
 
 
-def _check_artifact_store(uri: str) -> None:
+def _check_store(variable: str, uri: str) -> None:
     """Raises BadSettings if no library of this node knows its protocol."""
     try:
-        ArtifactFolder(uri)
+        if uri:
+            RemoteFolder(uri)
     except Exception as error:
-        raise BadSettings((f"EF_ARTIFACT_STORE={uri}: {error}",)) from error
+        raise BadSettings((f"{variable}={uri}: {error}",)) from error
 
 
 def _first(group: BaseExceptionGroup[BadSettings]) -> BadSettings:

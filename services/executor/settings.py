@@ -77,12 +77,12 @@ def _two_executors(node_id: str, gpus: Sequence[LocalGpu]) -> str:
     )
 
 
-def _artifact_store(given: Mapping[str, str], read: Reader) -> str:
-    uri = given.get("EF_ARTIFACT_STORE", "")
+def _store(name: str, given: Mapping[str, str], read: Reader) -> str:
+    uri = given.get(name, "")
     if uri and (len(uri) > MAX_URI_LENGTH or not re.fullmatch(URI_PATTERN, uri)):
-        read.reject("EF_ARTIFACT_STORE: it is no URI of a folder; write it like s3://bucket/folder")
+        read.reject(f"{name}: it is no URI of a folder; write it like s3://bucket/folder")
     if CREDENTIALS.search(uri):
-        read.reject("EF_ARTIFACT_STORE: it has a password, and all users read it; set variables of its library instead")
+        read.reject(f"{name}: it has a password, and all users read it; set variables of its library instead")
     return uri
 
 
@@ -161,6 +161,8 @@ class ExecutorSettings:
     data_folders: tuple[str, ...]  # EF_DATA_FOLDERS: separated by colons; isolated workers may read them
     # EF_ARTIFACT_STORE: URI of a folder for models and files of jobs, s3://bucket/folder; "": the pool's object store
     artifact_store: str
+    # EF_CHECKPOINT_STORE: URI of a folder for copies of checkpoints, so that nodes need no common EF_DATA_DIR; "": none
+    checkpoint_store: str
 
     @classmethod
     def from_environment(
@@ -240,7 +242,8 @@ class ExecutorSettings:
             secrets_key=file_named(given, "EF_SECRETS_KEY"),
             workers_secret_file=workers_secret_file(given),
             data_folders=data_folders,
-            artifact_store=_artifact_store(given, read),
+            artifact_store=_store("EF_ARTIFACT_STORE", given, read),
+            checkpoint_store=_store("EF_CHECKPOINT_STORE", given, read),
         )
         read.check()
         return settings

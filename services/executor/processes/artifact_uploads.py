@@ -31,12 +31,12 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     digest_of_model,
     iteration_of_model,
 )
-from elasticflow.shared.runtime.remote_folder import ArtifactFolder, credential_variables, lacks_credentials
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.files import open_regular_file
 from elasticflow.shared.runtime.process.folder_tree import are_folders_of
+from elasticflow.shared.runtime.remote_folder import ArtifactFolder, credential_variables, lacks_credentials
 
 # --- job files -----------------------------------------------------------------------------------------
 # The files of a job that are stored for its user: found and opened without following links out of its folder.

@@ -20,6 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
+from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies, wanted_copies
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess
 from elasticflow.services.executor.processes.job_logs import last_lines
@@ -34,8 +35,15 @@ from elasticflow.services.executor.processes.prepared_folders import (
 )
 from elasticflow.shared.errors import BadSettings, ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
-from elasticflow.shared.messages.job_spec import ContinuedJob
-from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, Failed, Switched
+from elasticflow.shared.messages.job_spec import TORCHRUN, ContinuedJob
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    CheckpointFailed,
+    CheckpointWritten,
+    ExitCode,
+    Failed,
+    Finished,
+    Switched,
+)
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
     GenerationPlan,
@@ -102,11 +110,12 @@ class Launching(Protocol):
 
 @dataclass(slots=True)
 class _WorkerSlot:
-    """A worker from the order to start it to its end.
+    """A worker from the order to start it to its end. tenant: of its job.
 
     unsent: messages for it until it has a channel. switches: generation and rank of each switch that it was sent.
     """
 
+    tenant: str = ""
     handle: WorkerHandle | None = None
     is_launching: bool = False
     is_killed: bool = False
@@ -118,7 +127,8 @@ class _WorkerSlot:
 class WorkerManager:
     """data_dir: of packages and data of jobs. gpu_left: returns once nothing else uses the memory of a GPU.
     announced: returns once the pool knows which starts this node has begun.
-    note: receives local events. shut_down: called when nothing is left to do."""
+    note: receives local events. shut_down: called when nothing is left to do. copies: of checkpoints, where nodes
+    share no storage."""
 
     def __init__(
         self,
@@ -133,7 +143,10 @@ class WorkerManager:
         shut_down: Callable[[ShutDown], None],
         log: Any,
         generation_secrets: GenerationSecrets,
+        copies: CheckpointCopies | None = None,
     ) -> None:
+        self._copies = copies
+        self._delivered: dict[int, asyncio.Task[None]] = {}  # the newest report of each process that waits for copies
         self._generation_secrets, self._secret_keys = generation_secrets, secret_keys
         self._code, self._gpu_left, self._announced = code, gpu_left, announced
         self._launcher = make_launcher(self._on_event)
@@ -169,7 +182,7 @@ class WorkerManager:
         """Carry out one action of the policy; does not block."""
         match action:
             case StartWorker():
-                slot = self._slots[action.worker] = _WorkerSlot()
+                slot = self._slots[action.worker] = _WorkerSlot(tenant=action.tenant)
                 slot.starting = self._tasks.create_task(self._start(action, slot))
             case SendToWorker():
                 self._log.info("SendToWorker", **action.worker._asdict(), message=str(action.message))
@@ -241,7 +254,11 @@ class WorkerManager:
             owner = assignment.job_identity
             for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
-            if (continued := _still_continued(assignment)) is not None:
+            continued = _still_continued(assignment)
+            if self._copies is not None and (wanted := wanted_copies(assignment, continued)):
+                with self._prepares(worker.job_id):
+                    await self._copies.bring(tenant, assignment, wanted, within_s=within_s)
+            if continued is not None:
                 with self._prepares(worker.job_id):
                     wait_s = assignment.checkpoint_wait_s
                     await bring_promised_checkpoints(self._data_dir, worker.job_id, continued, wait_s=wait_s)
@@ -293,7 +310,34 @@ class WorkerManager:
 
     def _on_event(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         assignment = handle.assignment
-        worker = WorkerId(assignment.job_id, assignment.plan.generation, assignment.rank)
+        is_copied = assignment.purpose == "train" and assignment.spec.entry != TORCHRUN
+        if self._copies is None or not is_copied or not isinstance(event, CheckpointWritten | Finished | Exited):
+            self._report(handle, event)
+            return
+        before = self._delivered.get(id(handle))
+        delivery = self._deliver(self._copies, handle, event, before)
+        self._delivered[id(handle)] = self._tasks.create_task(delivery)
+
+    async def _deliver(
+        self, copies: CheckpointCopies, handle: WorkerHandle, event: WorkerEvent, before: "asyncio.Task[None] | None"
+    ) -> None:
+        """Report in order, a checkpoint once it has a copy. What follows it waits: the next generation may need it."""
+        if before is not None:
+            await asyncio.wait({before})
+        if isinstance(event, CheckpointWritten):
+            slot = self._slots.get(_worker_of(handle))
+            why = await copies.store(slot.tenant if slot is not None else "", handle.assignment, event.iteration)
+            if why:
+                self._log.warning("CheckpointNotCopied", **_worker_of(handle)._asdict(), reason=why)
+                if not event.request:
+                    return
+                event = CheckpointFailed(request=event.request, reason=f"it has no copy in the checkpoint store: {why}")
+        self._report(handle, event)
+        if isinstance(event, Exited):
+            del self._delivered[id(handle)]
+
+    def _report(self, handle: WorkerHandle, event: WorkerEvent) -> None:
+        worker = _worker_of(handle)
         if isinstance(event, Switched) and not self._was_sent(worker, event):
             slot = self._slots.get(worker)
             if slot is None or not slot.is_killed:  # it may have sent a thousand of them before it ends
@@ -327,6 +371,11 @@ class WorkerManager:
         with contextlib.suppress(KeyError):  # it was killed while its process started, and has been reported
             del self._slots[event.worker]
             self._note(event)
+
+
+def _worker_of(handle: WorkerHandle) -> WorkerId:
+    assignment = handle.assignment
+    return WorkerId(assignment.job_id, assignment.plan.generation, assignment.rank)
 
 
 def _still_continued(assignment: Assignment) -> ContinuedJob | None:

@@ -354,10 +354,10 @@ def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> N
     own, promised = data_dir / "checkpoints" / job_id, continued.iteration
     with _locked(data_dir):
         found = _shown_checkpoints(data_dir, continued)
-        here = {file.name: iteration for file, iteration in _checkpoints_in(own)}
+        here = {file.name: iteration for file, iteration in checkpoints_in(own)}
         if here.keys() - found.keys() and max(here.values()) >= promised:
             return  # it has written some itself, or those of the other job are gone
-        iterations = sorted({iteration for file, iteration in found.values() if _is_whole(file)})
+        iterations = sorted({iteration for file, iteration in found.values() if is_whole(file.name)})
         if not any(iteration == promised if continued.is_exact else iteration >= promised for iteration in iterations):
             raise CheckpointMissing(continued, iterations)
         wanted = [file for file, iteration in found.values() if not continued.is_exact or iteration == promised]
@@ -365,12 +365,12 @@ def bring_checkpoints(data_dir: Path, job_id: str, continued: ContinuedJob) -> N
         with suppress(OSError):  # an executor without rights over it has workers of its own user
             status = wanted[0].lstat()
             os.chown(own, status.st_uid, status.st_gid)
-        for file in sorted(wanted, key=lambda file: (_is_whole(file), file.name)):  # a checkpoint needs its parts
+        for file in sorted(wanted, key=lambda file: (is_whole(file.name), file.name)):  # a checkpoint needs its parts
             _link(file, own / file.name)
 
 
 _MAX_FILES = 10_000  # of a job: two checkpoints with the parts of thousands of workers
-_CHECKPOINT = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|part)")  # as the store names them
+CHECKPOINT_NAME = re.compile(r"g\d{10}-i(\d{14})-(?:p\d{5}-)?[0-9a-f]{64}\.(?:ckpt|part)")  # as the store names them
 
 
 def _shown_checkpoints(data_dir: Path, job: ContinuedJob) -> dict[str, tuple[Path, int]]:
@@ -392,7 +392,7 @@ def _checkpoints_of(data_dir: Path, job_id: str, identity: str) -> dict[str, tup
     folders = [place / folder_set_aside(job_id, identity)]
     if are_folders_of(data_dir, job_id, identity):
         folders.append(place / job_id)
-    return {file.name: (file, iteration) for folder in folders for file, iteration in _checkpoints_in(folder)}
+    return {file.name: (file, iteration) for folder in folders for file, iteration in checkpoints_in(folder)}
 
 
 def _open_anew(folder: Path) -> None:
@@ -401,7 +401,7 @@ def _open_anew(folder: Path) -> None:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
 
-def _checkpoints_in(folder: Path) -> Iterator[tuple[Path, int]]:
+def checkpoints_in(folder: Path) -> Iterator[tuple[Path, int]]:
     """Checkpoints and their parts, with their iterations. Workers could have put links there, also in place of the
     folder. Raises CannotPrepare if they have put more than _MAX_FILES there: other jobs wait for the lock meanwhile."""
     if folder.is_symlink():
@@ -409,15 +409,16 @@ def _checkpoints_in(folder: Path) -> Iterator[tuple[Path, int]]:
     num_files = 0
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
-            if (named := _CHECKPOINT.fullmatch(entry.name)) is not None and entry.is_file(follow_symlinks=False):
+            if (named := CHECKPOINT_NAME.fullmatch(entry.name)) is not None and entry.is_file(follow_symlinks=False):
                 num_files += 1
                 if num_files > _MAX_FILES:
                     raise CannotPrepare(f"{folder} has more than {_MAX_FILES} files that are named as checkpoints")
                 yield Path(entry.path), int(named[1])
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    return checkpoint.suffix == ".ckpt"
+def is_whole(name: str) -> bool:
+    """Whether the file with this name is a checkpoint, and no part of one."""
+    return name.endswith(".ckpt")
 
 
 def _no_checkpoint(continued: ContinuedJob, iterations: list[int], waited_s: float) -> str:

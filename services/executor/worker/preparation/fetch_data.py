@@ -14,8 +14,8 @@ from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.forking import RESULT, FetchData, FromPreparer, NotPrepared, Prepared
 from elasticflow.shared.messages.worker_protocol.frames import encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-from elasticflow.shared.runtime.remote_folder import credential_secrets, lacks_credentials
 from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
+from elasticflow.shared.runtime.remote_folder import credential_secrets, lacks_credentials
 
 _NICENESS = 10  # workers come first
 _MAX_TEXT = 8_000  # characters of an error

@@ -112,8 +112,8 @@ class LateStorage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *shown: int) -> None:
         """shown: the newest iteration of each look; later looks show all."""
-        self.num_looks, self._shown, self._listed = 0, shown, prepared_folders._checkpoints_in
-        monkeypatch.setattr(prepared_folders, "_checkpoints_in", self._checkpoints_in)
+        self.num_looks, self._shown, self._listed = 0, shown, prepared_folders.checkpoints_in
+        monkeypatch.setattr(prepared_folders, "checkpoints_in", self._checkpoints_in)
         monkeypatch.setattr(prepared_folders, "_LOOK_AGAIN_S", 0.0)
 
     def _checkpoints_in(self, folder: Path) -> list[tuple[Path, int]]:
@@ -237,4 +237,4 @@ def test_a_job_that_never_started_passes_on_no_later_ones_than_it_was_promised(d
 def test_the_executor_knows_the_names_of_the_store(name: str) -> None:
     """It has its own pattern, because the store imports torch."""
     is_one = any(pattern.fullmatch(name) for pattern in (store._NAME, files._NAME))
-    assert bool(prepared_folders._CHECKPOINT.fullmatch(name)) is is_one
+    assert bool(prepared_folders.CHECKPOINT_NAME.fullmatch(name)) is is_one

@@ -1,0 +1,218 @@
+"""Copies of checkpoints in a folder that all nodes reach, such as a bucket: these nodes need no common file system.
+
+A checkpoint counts for the pool once its copy is whole. Copies lie at <tenant>/<identity of the job>/<name>, where a
+name has generation, iteration and SHA-256. The nodes' own files are copies of these, and workers know no others
+(docs/adr/0120).
+"""
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from elasticflow.services.executor.processes.artifact_uploads import open_below
+from elasticflow.services.executor.processes.prepared_folders import CHECKPOINT_NAME, checkpoints_in, is_whole
+from elasticflow.shared.errors import Retry
+from elasticflow.shared.messages.job_spec import TORCHRUN, ContinuedJob
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
+from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.files import rename_durably
+from elasticflow.shared.runtime.remote_folder import RemoteFolder
+from elasticflow.shared.state.pool import PoolState
+
+SWEEP_EVERY_S = 3_600.0
+_KEPT = 2  # of a job, as on the disk: an older one remains if the newest is damaged
+_PIECE_BYTES = 8 << 20
+_GIVE_UP_S = 120.0  # of one checkpoint: a newer one follows
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 15.0
+_ITERATION = slice(len("g0000000000-i"), len("g0000000000-i00000000000000"))
+
+
+@dataclass(eq=False)
+class CopiesUnreachable(Retry):
+    """Another attempt may succeed."""
+
+    uri: str
+    why: str
+
+    MESSAGE: ClassVar[str] = "the checkpoints of the job cannot be read from {uri}: {why}"
+
+
+class _Damaged(Exception):
+    """A file does not have the content that its name has the SHA-256 of."""
+
+
+class Wanted(NamedTuple):
+    """Checkpoints of one job that a worker may begin from: of at least this iteration, or of exactly this one."""
+
+    identity: str
+    iteration: int
+    is_exact: bool = False
+
+
+def wanted_copies(assignment: Assignment, continued: ContinuedJob | None) -> list[Wanted]:
+    """Of whom a worker may need a copy before it starts. continued: the job that this one still begins from."""
+    spec, known = assignment.spec, assignment.checkpoint_iteration
+    if assignment.purpose != "train" or spec.entry == TORCHRUN:
+        return []
+    reads = (assignment.rank == 0 or spec.shard_optimizer) and not assignment.plan.transfers_state
+    own = [Wanted(assignment.job_identity, known)] if reads and known and continued is None else []
+    if continued is None:
+        return own
+    return [Wanted(each, continued.iteration, continued.is_exact) for each in continued.writers]
+
+
+class CheckpointCopies:
+    """The copies of one node's jobs. data_dir: of the executor. Raises what the library for the protocol raises."""
+
+    def __init__(self, uri: str, data_dir: Path, log: Any) -> None:
+        self._folder = RemoteFolder(uri)
+        self._checkpoints, self._log = data_dir / "checkpoints", log
+
+    async def store(self, tenant: str, assignment: Assignment, iteration: int) -> str:
+        """Return "" once the checkpoint of this iteration has a copy, or the reason why it has none after some time."""
+        copy = partial(self._store, tenant, assignment, iteration)
+        try:
+            await self._tried(copy, f"checkpoint {iteration} of {assignment.job_id}", _GIVE_UP_S)
+        except CopiesUnreachable as error:
+            return error.why
+        return ""
+
+    async def bring(self, tenant: str, assignment: Assignment, wanted: Iterable[Wanted], *, within_s: float) -> None:
+        """Return once the folder of the job on this node has a checkpoint as wanted, if there is one. Raises
+        CopiesUnreachable."""
+        for each in wanted:
+            bring = partial(self._bring, tenant, assignment.job_id, each)
+            if await self._tried(bring, f"the checkpoint of {assignment.job_id}", within_s):
+                return
+
+    async def delete_old(self, clock: Clock, folded: Callable[[], PoolState]) -> None:
+        """Delete what ended jobs have left, once it is older than `checkpoints_kept_s`, until cancelled. All nodes do, at
+        any time."""
+        while True:
+            if (kept_s := folded().config.checkpoints_kept_s) is not None:
+                try:
+                    num_deleted = await asyncio.to_thread(self._delete_older, clock.now_s() - kept_s, folded())
+                    self._log.info("OldCheckpointCopiesDeleted", num_files=num_deleted)
+                except Exception as error:  # of a library; the next sweep tries again
+                    self._log.warning("OldCheckpointCopiesNotDeleted", error=str(error))
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def _tried(self, work: Callable[[], bool], what: str, within_s: float) -> bool:
+        """Raises CopiesUnreachable if it has failed for so long."""
+        begun_s, wait_s = time.monotonic(), _FIRST_RETRY_S
+        while True:
+            try:
+                return await asyncio.to_thread(work)
+            except Exception as error:  # of a library: it may be another one each time
+                why = f"{type(error).__name__}: {error}"[:1_000]
+            if time.monotonic() - begun_s + wait_s > within_s:
+                raise CopiesUnreachable(self._folder.uri, why)
+            self._log.warning("CheckpointCopyPostponed", what=what, error=why)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LAST_RETRY_S)
+
+    # --- blocking ---
+
+    def _store(self, tenant: str, assignment: Assignment, iteration: int) -> bool:
+        """False if a newer one has replaced it on the disk."""
+        folder = self._checkpoints / assignment.job_id
+        here = dict(sorted((file.name, at) for file, at in checkpoints_in(folder)))
+        whole = [name for name, at in here.items() if is_whole(name) and at == iteration]
+        if not whole:
+            return False
+        newest = _key(whole[-1])
+        place = f"{tenant}/{assignment.job_identity}"
+        there = self._names(place)
+        # the whole one last: a copy without its parts is none
+        for name in sorted((name for name in here if _key(name) == newest), key=is_whole):
+            if name not in there:
+                self._folder.write(f"{place}/{name}", _pieces(folder, name))
+        there = self._names(place)
+        kept = sorted({_key(name) for name in there if is_whole(name)})[-_KEPT:]
+        for name in there:
+            if _key(name) < kept[-1] and _key(name) not in kept:
+                self._folder.delete(f"{place}/{name}")
+        return True
+
+    def _bring(self, tenant: str, job_id: str, wanted: Wanted) -> bool:
+        """Whether the folder of the job has one."""
+        folder = self._checkpoints / job_id
+        if any(is_whole(file.name) and _fits(iteration, wanted) for file, iteration in checkpoints_in(folder)):
+            return True
+        place = f"{tenant}/{wanted.identity}"
+        there = self._names(place)
+        for whole in sorted((name for name in there if is_whole(name)), reverse=True):
+            if not _fits(int(whole[_ITERATION]), wanted):
+                continue
+            names = sorted((name for name in there if _key(name) == _key(whole)), key=is_whole)
+            try:
+                for name in names:
+                    self._fetch(f"{place}/{name}", folder / name)
+            except (_Damaged, FileNotFoundError) as error:
+                self._log.warning("CheckpointCopyPassedOver", file=f"{place}/{whole}", reason=str(error))
+                continue
+            self._log.info("CheckpointBrought", job_id=job_id, file=whole)
+            return True
+        return False
+
+    def _fetch(self, path: str, file: Path) -> None:
+        """Raises _Damaged."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            with part.open("wb") as out:
+                self._folder.read(path, out)
+                out.flush()
+                os.fsync(out.fileno())
+            with part.open("rb") as written:
+                if hashlib.file_digest(written, "sha256").hexdigest() != _digest(file.name):
+                    raise _Damaged("its content does not match its name")
+            rename_durably(part, file)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _names(self, place: str) -> list[str]:
+        names = (path.rpartition("/")[2] for path in self._folder.files(place))
+        return [name for name in names if CHECKPOINT_NAME.fullmatch(name)]
+
+    def _delete_older(self, than_s: float, state: PoolState) -> int:
+        specs = [job.spec for job in state.live_jobs.values() if job.spec is not None]
+        needed = {job.identity for job in state.live_jobs.values()}
+        needed.update(each for spec in specs if spec.continues is not None for each in spec.continues.writers)
+        num_deleted = 0
+        for path in self._folder.files():
+            _, identity, name = ("//" + path).rsplit("/", 2)
+            if CHECKPOINT_NAME.fullmatch(name) and identity not in needed and self._folder.modified_s(path) < than_s:
+                self._folder.delete(path)
+                num_deleted += 1
+        return num_deleted
+
+
+def _fits(iteration: int, wanted: Wanted) -> bool:
+    return iteration == wanted.iteration if wanted.is_exact else iteration >= wanted.iteration
+
+
+def _key(name: str) -> str:
+    """Generation and iteration, in their order."""
+    return name[: _ITERATION.stop]
+
+
+def _digest(name: str) -> str:
+    return name.rpartition("-")[2].partition(".")[0]
+
+
+def _pieces(folder: Path, name: str) -> Iterator[bytes]:
+    """Raises _Damaged behind the last one, so that nothing is stored. A job could have put a link in its place."""
+    digest = hashlib.sha256()
+    with open(open_below(folder, name), "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            yield piece
+    if digest.hexdigest() != _digest(name):
+        raise _Damaged(f"{name}: its content does not match its name")
