@@ -298,7 +298,12 @@ class NodeOptions:
     ]
     data_dir: Annotated[
         Path,
-        typer.Option("--data-dir", envvar="EF_DATA_DIR", metavar="DIR", help="Storage that all nodes share."),
+        typer.Option(
+            "--data-dir",
+            envvar="EF_DATA_DIR",
+            metavar="DIR",
+            help="Storage that all nodes share, unless EF_CHECKPOINT_STORE names a bucket.",
+        ),
     ]
     node_id: Annotated[
         str, typer.Option("--node-id", envvar="EF_NODE_ID", metavar="NAME", help="Default: the name of this machine.")

