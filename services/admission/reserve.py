@@ -86,7 +86,7 @@ def _reserve_on_type(session: AdmissionSession, command: ReserveQuote) -> Admiss
     job = arriving_job(state, command.job_id, spec, curve, math.inf)
     session, found = _reservation(session.with_plan(), job, until_s)
     if found is None:
-        return _rejected(session, command, no_deadline(state, curve, session.promisable_gpus, now_s))
+        return _rejected(session, command, no_deadline(state, job, session.promisable_gpus, now_s))
     planned_s, schedule = found
     needed = gpu_seconds(schedule)
     request = QuotaRequest(job_id=command.job_id, tenant=command.tenant, gpu_seconds=needed, at_s=now_s)

@@ -127,10 +127,14 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
-    """Instead of `Progressed` while no step ends: the process runs, its training may hang."""
+    """Instead of `Progressed` while no step ends: the process runs, its training may hang.
+
+    phase: as in `JobWarned`, once it has lasted for some seconds.
+    """
 
     iteration: Iterations
     seconds_since_progress: DurationS
+    phase: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
