@@ -149,8 +149,8 @@ class JobView:
 
     @property
     def activity_in_words(self) -> str:
-        """Such as "running", or "starting in init_model()"."""
-        return f"{self.activity} {self.start_phase}".rstrip()
+        """Such as "running", or "starting, in init_model()"."""
+        return ", ".join(filter(None, (self.activity, self.start_phase)))
 
     def __str__(self) -> str:
         metrics = "".join(f"  {name} {value:.4g}" for name, value in self.metrics.items())

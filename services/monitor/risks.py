@@ -109,8 +109,8 @@ def _stall_error(state: MonitorState, job: Job, now_s: float) -> str:
     stalled_s = _stalled_for_s(state, job, now_s)
     if job.training_generation is None:
         within = f"it did not start to train within {stalled_s:.0f} s"
-        last = f"it was {job.start_phases[-1]}" if job.start_phases else ""
-        what = f"{within}: {last}" if last else f"{within}; do init_model() and init_dataset() return?"
+        asked = f"{within}; do init_model() and init_dataset() return?"
+        what = f"{within}: a worker was {job.start_phases[-1]}." if job.start_phases else asked
         option = "--start-timeout"
     else:
         done = _known_iteration(state, job)

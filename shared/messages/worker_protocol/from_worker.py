@@ -26,6 +26,7 @@ from elasticflow.shared.messages.limits import (
 from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes, VirtualNodeCount
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
+PHASE_S = 5.0  # what a start does is reported once it has lasted so long: most starts are shorter
 SLOWEST_PROFILE = 1e-9  # iterations per second; planners divide by the speed
 
 

@@ -18,12 +18,11 @@ from types import TracebackType
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.services.executor.worker.process.users_process import PROCESS, places_of_threads
 from elasticflow.shared.messages.timeouts import FailureTimeouts
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed, Warned
+from elasticflow.shared.messages.worker_protocol.from_worker import PHASE_S, Alive, Lagged, Progressed, Warned
 from elasticflow.shared.runtime.process.logs import log
 
 _PERIOD_S = 0.5
 _LOG = 2  # standard error is the job's log
-_PHASE_S = 5.0  # what a start does is reported once it has lasted so long: most starts are shorter
 _MOST_PLACES = 3  # of users' code in which the threads of a worker hang
 _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change
 
@@ -34,7 +33,7 @@ class Telemetry:
     def __init__(self, channel: ExecutorLink, timeouts: FailureTimeouts | None = None) -> None:
         self._channel, self._trains = channel, False
         self._longest_start_s = math.inf if timeouts is None else timeouts.longest_start_s
-        self._phase_s = min(_PHASE_S, self._longest_start_s / 8)
+        self._phase_s = min(PHASE_S, self._longest_start_s / 8)
         self._longest_step_s = math.inf if timeouts is None else timeouts.stall_timeout_s
         self._lock = threading.Lock()
         self._step_ends: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW)  # (iteration, monotonic s)

@@ -534,7 +534,7 @@ def test_a_job_may_start_for_as_long_as_it_declares_and_fails_then_with_what_it_
     monitor = starting(start_timeout_s=300.0, phase="in init_model()")
     assert told(monitor.hears_for(NOW_S, NOW_S + 300.0, beat()), events.JobFailed) == []
     (failed,) = told(monitor.hears_for(NOW_S + 300.5, NOW_S + 302.0, beat()), events.JobFailed)
-    assert failed.error.startswith("it did not start to train within 300 s: it was in init_model() `eflow logs a`")
+    assert failed.error.startswith("it did not start to train within 300 s: a worker was in init_model(). `eflow logs")
     assert failed.error.endswith("if it needs longer, submit it with --start-timeout, of up to 3600 s")
 
 

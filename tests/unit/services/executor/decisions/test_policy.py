@@ -168,7 +168,7 @@ def test_what_the_code_does_in_a_long_start_is_in_the_history_of_the_job_once() 
     (event,) = node.emitted_of(events.JobWarned)
     job = job_of(node)
     assert (event.phase, job.start_phases, job.warnings) == ("in init_model()", ("in init_model()",), ())
-    assert job_view(job, NOW_S).activity_in_words == "starting in init_model()"
+    assert job_view(job, NOW_S).activity_in_words == "starting, in init_model()"
     before = replace(job, start_phases=())
     assert event_text(event, before, job, node.state.pool) == "starting: a worker is in init_model()"
     assert event_text(event, job, job, node.state.pool) == ""
