@@ -8,16 +8,17 @@ from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.commands import ReserveQuote
 from elasticflow.shared.scheduling.admission.lent_gpus import MEASUREMENT_S
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
-from testbed.histories import NOW_S, History, pool, submit
+from testbed.histories import NOW_S, History, pool, spec, submit
 
 ALONE_S = 100.0 / 8  # of a job on all GPUs, without its start
 
 
-def decided(history: History, job_id: str, deadline_in_s: float, **spec: Any) -> Any:
-    (event,) = history.decided(ADMISSION, submit(job_id, deadline_s=NOW_S + deadline_in_s, **spec))
+def decided(history: History, job_id: str, deadline_in_s: float, **changes: Any) -> Any:
+    (event,) = history.decided(ADMISSION, submit(job_id, deadline_s=NOW_S + deadline_in_s, **changes))
     return event
 
 
@@ -55,6 +56,10 @@ def test_a_timeout_beyond_the_bounds_of_the_pool_is_rejected_with_them(name: str
         event = decided(history, "a", 9_000.0, **{name: value_s})
         assert (type(event), event.reason) == (events.JobRejected, "invalid")
         assert event.explanation.startswith(f"{name}: must be 7.5 s, by which a lost node is known, to 900 s, max_job")
+        asked = spec(deadline_s=None, **{name: value_s})
+        reserve = ReserveQuote(job_id="a", tenant="lab", spec=asked, reserve_s=60.0)
+        (event,) = history.decided(ADMISSION, reserve)
+        assert (type(event), event.explanation.startswith(f"{name}: must be 7.5 s")) == (events.QuoteRejected, True)
     assert isinstance(decided(history, "b", 9_000.0, **{name: 900.0}), events.JobAdmitted)
 
 
