@@ -15,6 +15,7 @@ from elasticflow.cli.command_options import PoolOptions, run
 from elasticflow.cli.option_table import In, Row, rows_of
 from elasticflow.cli.option_values import (
     deadline_of,
+    duration_of,
     parse_data,
     parse_gpus,
     parse_setting,
@@ -239,6 +240,32 @@ class SubmissionOptions:
         ),
         In(_PROFILE, sets=_attribute("shard_optimizer")),
     ] = False
+    start_timeout: Annotated[
+        str,
+        typer.Option(
+            "--start-timeout",
+            metavar="DURATION",
+            help="A start may take so long, such as init_model(): 90s, 10m. Default: the pool's time without a step.",
+        ),
+        In(
+            _PROFILE,
+            lambda text: duration_of(text, "--start-timeout"),
+            lambda job, start_s: job.set_timeouts(start=start_s),
+        ),
+    ] = ""
+    stall_timeout: Annotated[
+        str,
+        typer.Option(
+            "--stall-timeout",
+            metavar="DURATION",
+            help="The job may go on so long without a step: 90s, 10m. Default: as in the pool.",
+        ),
+        In(
+            _PROFILE,
+            lambda text: duration_of(text, "--stall-timeout"),
+            lambda job, stall_s: job.set_timeouts(stall=stall_s),
+        ),
+    ] = ""
     job_class: Annotated[
         ClassName | None,
         typer.Option(

@@ -161,7 +161,7 @@ def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now
     """A line for each job that has changed. seen: what each job looked like at the last call; updated here."""
     for view in views:
         mark = (
-            view.activity,
+            view.activity_in_words,
             view.num_gpus,
             view.gpu_type,
             view.generation,
@@ -176,7 +176,7 @@ def changes(seen: dict[str, tuple[object, ...]], views: tuple[JobView, ...], now
 
 def change_line(view: JobView, now_s: float) -> str:
     """ "18:03:01  digits  running  4 GPUs  120/300  12.3/s  finish in 15.2s  margin 40.1s"."""
-    words = [clock_time(view.ended_at_s or now_s), view.job_id, view.activity]
+    words = [clock_time(view.ended_at_s or now_s), view.job_id, view.activity_in_words]
     if view.num_gpus:
         words.append(gpus_of_types(view.num_gpus, view.gpu_type, view.num_added_gpus_by_type))
     if view.max_iterations:

@@ -93,6 +93,9 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
             gpu = gpus_in_words(new.gpus[event.rank : event.rank + 1])
             return f"rank {event.rank} on {gpu} takes {event.slowdown:.1f} times as long as its peers: its GPU is slow"
         case events.JobWarned():
+            if event.phase:
+                is_known = old is not None and event.phase in old.start_phases
+                return "" if is_known else f"starting: a worker is {event.phase}"
             is_known = old is not None and event.warning in old.warnings
             return "" if is_known else f"warning: {event.warning}"
         case events.MemoryExceeded():

@@ -76,7 +76,7 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
         case events.WorkerLagged():
             return f"a GPU of {name(event.job_id)} is slow"
         case events.JobWarned():
-            return f"{whose(event.job_id)} code has a warning"
+            return f"{name(event.job_id)} starts" if event.phase else f"{whose(event.job_id)} code has a warning"
         case events.MemoryExceeded():
             return f"{whose(event.job_id)} micro-batches exceeded the memory"
         case events.ThroughputMeasured():

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from elasticflow.history.formatting import types_in_words, value_in_words
 from elasticflow.history.pool_views import JobView
-from elasticflow.history.tables import Column, bar, state_word, table_of
+from elasticflow.history.tables import STYLES, Column, bar, state_word, table_of
 from elasticflow.shared.messages.job_spec import Scalar
 from elasticflow.shared.state.promise import Promise
 from elasticflow.times import clock_time, duration_in_words
@@ -150,7 +150,7 @@ _COLUMNS: tuple[Column[JobView], ...] = (
     Column(name="JOB", cell=lambda view, _: view.job_id, least=16),
     _TENANT,
     _SWEPT,
-    Column(name="STATE", cell=lambda view, _: state_word(view.activity)),
+    Column(name="STATE", cell=lambda view, _: Text(view.activity_in_words, style=STYLES.get(view.activity, ""))),
     Column(
         name="PROMISE", cell=lambda view, _: state_word("-" if view.promise == Promise.NONE else view.promise), rank=1
     ),

@@ -112,6 +112,7 @@ class JobView:
     job_class: str
     training_function: str
     activity: str  # undecided, profiling, waiting, starting, running, recovering, or how it ended
+    start_phase: str  # what its code does in a start that takes some seconds, such as "in init_model()"; else ""
     num_gpus: int
     gpu_range: str  # the numbers on which it may run now, as "2..8"; "..": any
     bound: GpuLimits | None  # set by an operator
@@ -146,10 +147,17 @@ class JobView:
         """The progress from 0 to 1."""
         return self.iteration / self.max_iterations if self.max_iterations else 0.0
 
+    @property
+    def activity_in_words(self) -> str:
+        """Such as "running", or "starting, in init_model()"."""
+        return ", ".join(filter(None, (self.activity, self.start_phase)))
+
     def __str__(self) -> str:
         metrics = "".join(f"  {name} {value:.4g}" for name, value in self.metrics.items())
         said = f": {self.explanation}" if self.explanation else ""
-        return f"{self.job_id} {self.activity}  {self.iteration}/{self.max_iterations} iterations{metrics}{said}"
+        return (
+            f"{self.job_id} {self.activity_in_words}  {self.iteration}/{self.max_iterations} iterations{metrics}{said}"
+        )
 
     def _repr_html_(self) -> str:
         """The row of `eflow jobs` for a notebook, as of its end or decision, and what is said of a failure."""
@@ -205,6 +213,7 @@ def job_view(
         job_class=spec.job_class.value if spec else "",
         training_function=spec.training_function if spec else "",
         activity=activity(job),
+        start_phase=job.start_phases[-1] if job.live and job.start_phases and job.training_generation is None else "",
         num_gpus=len(job.gpus),
         gpu_range=str(spec.gpu_range if spec else ANY_NUMBER),
         bound=bound,

@@ -80,6 +80,8 @@ class ElasticJob:
     environment: Mapping[str, str] = {}  # variables of its processes
     requirements: Sequence[str] = ()  # lines of a requirements file: packages that each node installs for the job
     data_uris: Mapping[str, str | Path] = {}  # what each node fetches for the job, or has at a path; see `data_path`
+    start_timeout_s: float = 0.0  # a start may take so long, such as init_model(); 0: the pool's stall_timeout_s
+    stall_timeout_s: float = 0.0  # the job may go on so long without an iteration; 0: the pool's
     shard_optimizer: bool = False  # each GPU holds a part of the optimizer's state: its memory divided by their number
 
     evaluate_every: ClassVar[int] = 0  # iterations between two evaluations; 0: only at the end
@@ -275,6 +277,21 @@ class ElasticJob:
             self.gpu_memory_bytes = gpu_memory_bytes
         return self
 
+    def set_timeouts(self, *, start: Duration | None = None, stall: Duration | None = None) -> Self:
+        """How long a start may take until all workers train, and how long the job may then go on without an iteration.
+
+        A timedelta, seconds, or a text like "10m"; 0: as in the pool. A pool bounds both. A promise counts on the start
+        that is declared until one was measured. Raises InvalidJob.
+        """
+        try:
+            if start is not None:
+                self.start_timeout_s = seconds_of(start)
+            if stall is not None:
+                self.stall_timeout_s = seconds_of(stall)
+        except ValueError as error:
+            raise InvalidJob(f"timeouts: {error}") from None
+        return self
+
     def set_environment(self, variables: Mapping[str, str]) -> Self:
         """Set variables of the job's processes by name and keep the others. All users of the pool can read them.
 
@@ -342,6 +359,8 @@ class ElasticJob:
             gpu_memory_bytes=plain(self.gpu_memory_bytes),
             mixed_gpu_types=self.mixed_gpu_types,
             shard_optimizer=self.shard_optimizer,
+            start_timeout_s=as_float(self.start_timeout_s),
+            stall_timeout_s=as_float(self.stall_timeout_s),
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.

@@ -250,7 +250,7 @@ def _job_row(state: PoolState, job: Job, track: JobTrack | None, now_s: float) -
 
 def _sentence(view: JobView) -> str:
     """The sentence, such as "running on 4 GPUs, iteration 120 of 300"; the page adds what is expected."""
-    words = [view.activity + (f" on {_gpus_in_words(view)}" if view.num_gpus else "")]
+    words = [view.activity_in_words + (f" on {_gpus_in_words(view)}" if view.num_gpus else "")]
     if view.max_iterations:
         words.append(f"iteration {view.iteration} of {view.max_iterations}")
     return ", ".join(words)

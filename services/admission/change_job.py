@@ -268,7 +268,7 @@ def rest_on_type(
         return Alternative(session=planned, cost=cost, proposal=proposal)
     ends_s = earliest_deadline_around_s(planned.plan, arriving)
     if ends_s is None:
-        return f"on {name} {no_deadline(planned.planned_state, curve, planned.promisable_gpus, session.now_s)}"
+        return f"on {name} {no_deadline(planned.planned_state, arriving, planned.promisable_gpus, session.now_s)}"
     return f"beside the promises on {name} it would end in {ends_s - session.now_s:.0f} s at the earliest"
 
 

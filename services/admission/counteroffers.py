@@ -21,11 +21,16 @@ from elasticflow.shared.scheduling.admission.earliest_completion import earliest
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, promised_deadline_s
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    PlannedTime,
+    known_curve,
+    promised_deadline_s,
+    resize_cost_of,
+)
 from elasticflow.shared.scheduling.proofs.infeasibility import find_infeasibility_proof
 from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.nodes import drain_at_s, ending_nodes
-from elasticflow.shared.state.pool import NodeState, PoolState, with_nodes
+from elasticflow.shared.state.pool import NodeState, PoolState, spec_of, with_nodes
 
 MAX_PROGRAM_VARIABLES = 600  # of the linear program that may prove a rejection
 
@@ -52,14 +57,13 @@ def infeasibility_certificate(
         _promised_jobs(session) if is_thorough else [],
         session.promisable_gpus,
         session.now_s,
-        job.resize_cost,
         max_variables=MAX_PROGRAM_VARIABLES,
     )
     return proof or Unproven(earliest_deadline_s=earliest_s)
 
 
 def _promised_jobs(session: AdmissionSession) -> list[SchedulableJob]:
-    plan, curves = session.plan, session.planned_pool.curves
+    plan, curves, listed = session.plan, session.planned_pool.curves, session.planned_pool.listed
     jobs, found = plan.table.jobs, list[SchedulableJob]()
     for row in map(int, plan.promised):
         newly = plan.accepted.get(row)
@@ -69,6 +73,7 @@ def _promised_jobs(session: AdmissionSession) -> list[SchedulableJob]:
                 curve=newly.curve if newly else curves[row],
                 remaining_iterations=float(jobs.remaining_J[row]),
                 deadline_s=float(jobs.deadline_J[row]),
+                resize_cost=newly.resize_cost if newly else resize_cost_of(session.state, spec_of(listed[row])),
                 current_num_gpus=int(jobs.held_J[row]),
                 stalled_until_s=float(jobs.stalled_until_J[row]),
             )
@@ -161,7 +166,7 @@ class Refusal:
 
 
 def _no_deadline(session: AdmissionSession, job: SchedulableJob) -> str:
-    return no_deadline(session.planned_state, job.curve, session.promisable_gpus, session.now_s)
+    return no_deadline(session.planned_state, job, session.promisable_gpus, session.now_s)
 
 
 def _has_promises(session: AdmissionSession) -> bool:

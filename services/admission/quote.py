@@ -67,7 +67,7 @@ def _quote_on_type(state: PoolState, question: QuoteDeadline, now_s: float, cach
     session = session.expecting_another().with_pricing().with_search()
     planned_s = session.earliest_deadline_s(job)
     if planned_s is None:
-        why = no_deadline(state, curve, session.promisable_gpus, now_s)
+        why = no_deadline(state, job, session.promisable_gpus, now_s)
         return DeadlineQuoted(earliest_deadline_s=None, explanation=why, num_gpus=state.num_gpus, at_s=now_s)
     proposal = session.admission_search.propose(replace(job, deadline_s=planned_s))
     return DeadlineQuoted(

@@ -8,6 +8,7 @@ from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past, memory_in_words
 from elasticflow.shared.messages.gpu_limits import range_problem
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
@@ -15,7 +16,6 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
     profile_known,
     promised_deadline_s,
-    resize_cost,
     unmeasured_types,
 )
 from elasticflow.shared.state.fold.profiles import num_virtual_nodes
@@ -49,7 +49,19 @@ def problems_of(state: PoolState, spec: JobSpec, now_s: float) -> list[str]:
         problems.append("deadline_s: a job of class slo needs a deadline; without one choose best_effort")
     if deadline_s is not None and deadline_s <= now_s:
         problems.append(f"deadline: {in_the_past(deadline_s, now_s)}; choose a later one")
-    return problems
+    return problems + timeout_problems(state.config, spec)
+
+
+def timeout_problems(config: PoolConfig, spec: JobSpec) -> list[str]:
+    """The declared time-outs that would count a lost node as a fault of the code, or hold GPUs for too long."""
+    least_s, most_s = config.timeouts.least_patience_s, config.longest_job_timeout_s
+    given = {"start_timeout_s": spec.start_timeout_s, "stall_timeout_s": spec.stall_timeout_s}
+    return [
+        f"{name}: must be {least_s:g} s, by which a lost node is known, to {most_s:g} s, max_job_timeout_s of the "
+        f"pool, not {value_s:g}"
+        for name, value_s in given.items()
+        if value_s and not least_s <= value_s <= most_s
+    ]
 
 
 def continuation_problems(state: PoolState, spec: JobSpec, tenant: str) -> list[str]:
@@ -235,9 +247,9 @@ def offered_in_words(state: PoolState, earliest_s: PlannedTime, now_s: float) ->
     return f"a deadline in {math.ceil(promised_deadline_s(state, earliest_s) - now_s)} s would be met"
 
 
-def no_deadline(state: PoolState, curve: ScalingCurve, planned: PromisableGpus, now_s: float) -> str:
+def no_deadline(state: PoolState, job: SchedulableJob, planned: PromisableGpus, now_s: float) -> str:
     """Why no deadline at all can be promised, and what to do. planned: on which promises are."""
-    config, least = state.config, curve.levels[0]
+    config, least = state.config, job.curve.levels[0]
     none = f"no deadline is possible on {gpus_counted(state.num_gpus)}"
     needed = f"{none}: it needs at least {gpus_counted(least)}, and"
     if planned.num_gpus < least:
@@ -247,7 +259,7 @@ def no_deadline(state: PoolState, curve: ScalingCurve, planned: PromisableGpus, 
         ending = sorted(ending_nodes(state.nodes), key=lambda node: (node.until_s, node.node_id))
         ends = f"beyond the announced ends of nodes ({_ends_in_words(ending, now_s)})"
         return f"{needed} {lasting} can be promised {ends}; {_advice(lasting)}"
-    stop_s = resize_cost(state).seconds(least) + config.heartbeat_timeout_s
+    stop_s = job.resize_cost.seconds(least) + config.heartbeat_timeout_s
     if config.reserve_nodes * stop_s >= OUTAGE_S:
         covered_s = OUTAGE_S / config.reserve_nodes
         covered = f"the reserve for failures (reserve_nodes) covers stops of less than {covered_s:.0f} s"

@@ -14,7 +14,12 @@ from elasticflow.shared.scheduling.admission.admission_search import AdmissionSe
 from elasticflow.shared.scheduling.admission.earliest_completion import end_under_s
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
-from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, known_curve, planned_deadline_s, resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    PlannedTime,
+    known_curve,
+    planned_deadline_s,
+    resize_cost_of,
+)
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import spec_of
 
@@ -107,7 +112,7 @@ def _on_present_terms(session: AdmissionSession, others: PlannedPool, job: Job) 
         remaining_iterations=float(jobs.remaining_J[row]),
         deadline_s=planned_deadline_s(state, job.deadline_s),
         current_num_gpus=int(jobs.held_J[row]),
-        resize_cost=resize_cost(state),
+        resize_cost=resize_cost_of(state, spec_of(job)),
         stalled_until_s=float(jobs.stalled_until_J[row]),
         reserve_nodes=state.config.reserve_nodes,
         notice_s=state.config.heartbeat_timeout_s,

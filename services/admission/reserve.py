@@ -12,6 +12,7 @@ from elasticflow.services.admission.rejection import (
     continuation_problems,
     no_deadline,
     size_problems,
+    timeout_problems,
     why_no_type,
     why_unquotable,
 )
@@ -86,7 +87,7 @@ def _reserve_on_type(session: AdmissionSession, command: ReserveQuote) -> Admiss
     job = arriving_job(state, command.job_id, spec, curve, math.inf)
     session, found = _reservation(session.with_plan(), job, until_s)
     if found is None:
-        return _rejected(session, command, no_deadline(state, curve, session.promisable_gpus, now_s))
+        return _rejected(session, command, no_deadline(state, job, session.promisable_gpus, now_s))
     planned_s, schedule = found
     needed = gpu_seconds(schedule)
     request = QuotaRequest(job_id=command.job_id, tenant=command.tenant, gpu_seconds=needed, at_s=now_s)
@@ -120,7 +121,12 @@ def _quote_obstacle(state: PoolState, command: ReserveQuote, now_s: float) -> st
         return f"job_id: {command.job_id} names another job or quote already; choose another"
     if command.spec.job_class is not JobClass.SLO:
         return f"job_class: only slo jobs are promised a deadline, not {command.spec.job_class.value}"
-    if problems := [*size_problems(state, command.spec), *continuation_problems(state, command.spec, command.tenant)]:
+    problems = [
+        *size_problems(state, command.spec),
+        *timeout_problems(state.config, command.spec),
+        *continuation_problems(state, command.spec, command.tenant),
+    ]
+    if problems:
         return "; ".join(problems)
     num_reserved = sum(quote.tenant == command.tenant for quote in state.quotes_at(now_s))
     if num_reserved >= MAX_QUOTE_RESERVATIONS:

@@ -34,7 +34,7 @@ def with_measurement_plan(
         session = sessions.ready(gpu_type, submission.spec)
         if not profile_known(session.state, spec):
             session = session.with_plan()
-            from_s = min(from_s, _measurable_from_s(session, next_level(session.state, spec)))
+            from_s = min(from_s, _measurable_from_s(session, spec))
             sessions = sessions.with_session(gpu_type, session)
     plan = MeasurementPlan(
         from_s=from_s if from_s < math.inf else None,
@@ -44,20 +44,22 @@ def with_measurement_plan(
     return sessions, replace(submission, measurement=plan)
 
 
-def _measurable_from_s(session: AdmissionSession, num_gpus: int) -> float:
+def _measurable_from_s(session: AdmissionSession, spec: JobSpec) -> float:
     """Now, if the allocator can lend the GPUs now; else when no promise of the plan holds them."""
-    state, now_s = session.planned_state, session.now_s
+    state, now_s, num_gpus = session.planned_state, session.now_s, next_level(session.state, spec)
     if not 0 < num_gpus <= state.num_gpus:
         return math.inf
-    from_s = free_from_s(session.plan, num_gpus, loan_s(state, num_gpus))
+    lent_s = loan_s(state, spec, num_gpus)
+    from_s = free_from_s(session.plan, num_gpus, lent_s)
     # the plan of the state lacks the promises of this decision
     may_lend = from_s > now_s and not session.num_accepted and num_gpus <= most_lent(state)
-    return now_s if may_lend and session.cache.last(_can_lend, state, now_s, num_gpus, session.cache) else from_s
+    lends = may_lend and session.cache.last(_can_lend, state, now_s, num_gpus, lent_s, session.cache)
+    return now_s if lends else from_s
 
 
-def _can_lend(state: PoolState, now_s: float, num_gpus: int, cache: PlanningCache) -> bool:
+def _can_lend(state: PoolState, now_s: float, num_gpus: int, lent_s: float, cache: PlanningCache) -> bool:
     whole = planned_pool(state, now_s, cache, loans=())
-    loan = ProfilingLoan(num_gpus, now_s + loan_s(state, num_gpus))
+    loan = ProfilingLoan(num_gpus, now_s + lent_s)
     return promises_beside(whole, state, now_s, cache, loans=(loan,)) is not None
 
 

@@ -16,7 +16,7 @@ from elasticflow.shared.messages.events import AllocationDecided
 from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import Counts, MixedSteps, mixed_steps
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import DEFAULT_LEAST_GAIN
-from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus, resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus, resize_cost_of
 from elasticflow.shared.state.gpu_types import parts, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
@@ -191,15 +191,15 @@ def _pays(
     changes_s = (by_type[name].valid_until_s for name in counts if name != candidate.own)
     until_s = min((at_s for at_s in changes_s if at_s is not None), default=math.inf)
     gains_for_s = min(left * candidate.steps.step_s(counts), until_s - now_s)
-    return candidate.gain(counts) * gains_for_s >= PAYS_BY * _stops_s(state, counts, candidate.num_own)
+    return candidate.gain(counts) * gains_for_s >= PAYS_BY * _stops_s(state, candidate, counts)
 
 
-def _stops_s(state: PoolState, counts: Counts, num_own: int) -> float:
+def _stops_s(state: PoolState, candidate: _Candidate, counts: Counts) -> float:
     """Seconds without progress while the GPUs of other types join, and while they leave."""
-    cost = resize_cost(state)
-    return cost.seconds(sum(map(len, counts.values()))) + cost.seconds(num_own)
+    cost = resize_cost_of(state, spec_of(candidate.job))
+    return cost.seconds(sum(map(len, counts.values()))) + cost.seconds(candidate.num_own)
 
 
 def _num_lost(state: PoolState, candidate: _Candidate, counts: Counts) -> int:
     """Iterations of its own GPUs in that time."""
-    return math.ceil(_stops_s(state, counts, candidate.num_own) / candidate.step_s)
+    return math.ceil(_stops_s(state, candidate, counts) / candidate.step_s)

@@ -21,6 +21,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     next_level,
     profile_known,
     resize_cost,
+    resize_cost_of,
     unmeasured_types,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
@@ -186,7 +187,7 @@ def _largest_level(state: PoolState, spec: JobSpec) -> int:
 
 def _undisturbed_until_s(state: PoolState, job: Job, level: int, now_s: float) -> float:
     placed_at_s = job.placed_at_s if len(job.gpus) == job.num_gpus == level else now_s
-    return placed_at_s + resize_cost(state).seconds(level) + UNDISTURBED_S
+    return placed_at_s + resize_cost_of(state, spec_of(job)).seconds(level) + UNDISTURBED_S
 
 
 def _lent(state: PoolState, beside: _Beside, taken: _Taken, job: Job, level: int) -> PlannedPool | None:
@@ -233,12 +234,15 @@ def _loan(state: PoolState, job: Job, level: int, num_held: int, now_s: float) -
     may_begin = 0 < level <= most_lent(state) and (is_first or until_s is not None)
     if not may_begin or (unsaved and num_held + level + unsaved > state.num_gpus):
         return None
-    ends_s = now_s + loan_s(state, level)
+    ends_s = now_s + loan_s(state, spec_of(job), level)
     if until_s is None or job.num_gpus not in (0, level):
         return ProfilingLoan(level, ends_s)
     if now_s < until_s:
         return ProfilingLoan(level, until_s if job.num_gpus else ends_s)
-    may_last = job.num_gpus > 0 and ends_s <= job.placed_at_s + _longest_loan_s(state, job)
+    # a start that is declared to be long has had its time by now (docs/adr/0119)
+    late_s = resize_cost_of(state, spec_of(job)).seconds(level) - resize_cost(state).seconds(level)
+    ends_s -= late_s
+    may_last = job.num_gpus > 0 and ends_s <= job.placed_at_s + late_s + _longest_loan_s(state, job)
     return ProfilingLoan(level, ends_s) if may_last else None
 
 
@@ -308,7 +312,7 @@ class ScalingProbe:
 def probe_in_progress(state: PoolState, now_s: float) -> ScalingProbe | None:
     """The probe that has begun and is not measured yet."""
     for job, curve in _unknown_beyond(state):
-        until_s = curve.probed_at_s + _lasts_s(state, job.num_gpus)
+        until_s = curve.probed_at_s + _lasts_s(state, job, job.num_gpus)
         if job.num_gpus > max(curve.iterations_per_s) and now_s < until_s:
             return ScalingProbe(job_id=job.job_id, num_gpus=job.num_gpus, until_s=until_s)
     return None
@@ -333,7 +337,7 @@ def next_probe(
         # workers resize without stopping, so no step is at risk
         switches = state_holders(state, job) is not None and not job.num_added_gpus
         if is_new and is_as_fast_as_known and switches and num_gpus - held <= num_idle:
-            probe = ScalingProbe(job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, num_gpus))
+            probe = ScalingProbe(job_id=job.job_id, num_gpus=num_gpus, until_s=now_s + _lasts_s(state, job, num_gpus))
             beside = _planned_beside(state, job, curve, probe, now_s, cache)
             if not beside.plan.late and beside.held == pool.held:
                 return probe, beside
@@ -359,8 +363,8 @@ def _gains_no_more(curve: MeasuredCurve, held: int) -> bool:
     return held in rates and above < WORTHWHILE_SPEEDUP * rates[held]
 
 
-def _lasts_s(state: PoolState, num_gpus: int) -> float:
-    return resize_cost(state).seconds(num_gpus) + PROBE_S
+def _lasts_s(state: PoolState, job: Job, num_gpus: int) -> float:
+    return resize_cost_of(state, spec_of(job)).seconds(num_gpus) + PROBE_S
 
 
 def _planned_beside(
@@ -375,7 +379,7 @@ def _planned_beside(
 
     So its schedule after the probe holds all the work that is left now.
     """
-    lost_s = probe.until_s - now_s + resize_cost(state).seconds(len(job.gpus))
+    lost_s = probe.until_s - now_s + resize_cost_of(state, spec_of(job)).seconds(len(job.gpus))
     lost = math.ceil(lost_s * max(curve.iterations_per_s.values()))
     behind = fast_replace(job, iteration=job.iteration - lost)
     later = fast_replace(state, live_jobs=state.live_jobs.set(job.job_id, behind))

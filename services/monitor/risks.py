@@ -12,7 +12,12 @@ from elasticflow.services.monitor.model import MonitorState, reports_progress
 from elasticflow.shared.messages.events import JobAtRisk, JobFailed, ProfilingFailed
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, planned_deadline_s, promised_deadline_s
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    PlannedTime,
+    own_start_s,
+    planned_deadline_s,
+    promised_deadline_s,
+)
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.jobs import may_report_end
 from elasticflow.shared.state.gpu_types import failure_on_type
@@ -73,12 +78,10 @@ STALLED_STEPS = 10.0  # or the time of so many steps, whichever is longer
 
 
 def failed_by_stall(state: MonitorState, job: Job, now_s: float) -> JobFailed | ProfilingFailed | None:
-    """A job without progress for longer than the pool tolerates has failed. (The executor reports repeated crashes.)"""
-    if (
-        not job.gpus
-        or not may_report_end(job, job.generation)
-        or _stalled_for_s(state, job, now_s) <= state.pool.config.stall_timeout_s
-    ):
+    """A job without progress for longer than it may be has failed. (The executor reports repeated crashes.)"""
+    if not job.gpus or not may_report_end(job, job.generation):
+        return None
+    if _stalled_for_s(state, job, now_s) <= _tolerated_s(state.pool, job):
         return None
     failed = JobFailed(
         job_id=job.job_id,
@@ -91,14 +94,31 @@ def failed_by_stall(state: MonitorState, job: Job, now_s: float) -> JobFailed | 
     return failure_on_type(state.pool, job, spec_of(job).gpu_type, failed)
 
 
+def _tolerated_s(pool: PoolState, job: Job) -> float:
+    """Until its workers train, its start_timeout_s counts; later its stall_timeout_s. Survivors of a loss may wait for
+    a start and then take a step."""
+    timeouts = pool.config.timeouts_of(spec_of(job))
+    if job.training_generation is not None:
+        return timeouts.stall_timeout_s
+    if job.previous_generation is not None:
+        return max(timeouts.stall_timeout_s, timeouts.longest_start_s)
+    return timeouts.longest_start_s
+
+
 def _stall_error(state: MonitorState, job: Job, now_s: float) -> str:
     stalled_s = _stalled_for_s(state, job, now_s)
     if job.training_generation is None:
-        what = f"it did not start to train within {stalled_s:.0f} s; do init_model() and init_dataset() return?"
+        within = f"it did not start to train within {stalled_s:.0f} s"
+        asked = f"{within}; do init_model() and init_dataset() return?"
+        what = f"{within}: a worker was {job.start_phases[-1]}." if job.start_phases else asked
+        option = "--start-timeout"
     else:
         done = _known_iteration(state, job)
         what = f"no iteration ended for {stalled_s:.0f} s after {done} were done; does train() return?"
-    return f"{what} `eflow logs {job.job_id}` shows where its workers were"
+        option = "--stall-timeout"
+    most_s = state.pool.config.longest_job_timeout_s
+    longer = f"if it needs longer, submit it with {option}, of up to {most_s:g} s"
+    return f"{what} `eflow logs {job.job_id}` shows where its workers were; {longer}"
 
 
 def _known_iteration(state: MonitorState, job: Job) -> int:
@@ -183,7 +203,8 @@ def stalled(state: MonitorState, now_s: float) -> list[JobAtRisk]:
     risks: list[JobAtRisk] = []
     for _, job in sorted(state.pool.live_jobs.items()):
         step_s = 1.0 / job.iterations_per_s if job.iterations_per_s else 0.0
-        tolerated_s = max(STALLED_S, STALLED_STEPS * step_s)
+        start_s = own_start_s(state.pool, spec_of(job)) if job.training_generation is None else 0.0
+        tolerated_s = max(STALLED_S, STALLED_STEPS * step_s, start_s)
         if not job.promised or job.at_risk or not job.gpus or job.deadline_s is None:
             continue
         if _stalled_for_s(state, job, now_s) > tolerated_s:

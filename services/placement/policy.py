@@ -38,7 +38,7 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.share_schedule import GpuId, segments
 from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves, placement_curves
-from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost_of
 from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,
     MigrationRules,
@@ -249,7 +249,7 @@ def _migration_benefit(
     """What other GPUs are worth to a job that is to hold `job.num_gpus` of them."""
     curves = curves_of(spec_of(job).measured_key)
     stay_s = _stay_s(job, curves, now_s)
-    stop_s = max(resize_cost(state).seconds(job.num_gpus), state.start_cost_s)
+    stop_s = max(resize_cost_of(state, spec_of(job)).seconds(job.num_gpus), state.start_cost_s)
     if job.unsaved_iterations:
         stop_s += job.unsaved_iterations / max(curves.throughput(job.num_gpus, CLUSTER), 1e-9)
     if job.deadline_s is not None and now_s + stay_s <= job.deadline_s < now_s + stay_s + stop_s:

@@ -18,8 +18,8 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     held_num_gpus,
     iteration_at,
     known_curve,
-    migration_cost,
-    resize_cost,
+    migration_cost_of,
+    resize_cost_of,
     stalled_until_s,
 )
 from elasticflow.shared.scheduling.placement.placement import MigrationBenefit
@@ -59,7 +59,7 @@ def displacement_gpu_seconds(
         return seconds * len(job.gpus)
     if job.restarts_to_resize or (job.pinned and not replans):
         return math.inf
-    stop_s = migration_cost(state).seconds(job.num_gpus)
+    stop_s = migration_cost_of(state, spec_of(job)).seconds(job.num_gpus)
     curve = known_curve(state, spec_of(job), job.speed, curves)
     if curve is None or not job.planned_share:
         return BROKEN_S * len(job.gpus)  # its promise is broken, and keeps no other one from being kept
@@ -76,10 +76,10 @@ def _planned_rate(job: Job, curve: ScalingCurve, now_s: float) -> float:
 
 def _spare_iterations(state: PoolState, job: Job, curve: ScalingCurve, now_s: float) -> float:
     """The iterations that its schedule has room for beyond those that are left."""
-    cost = resize_cost(state)
+    cost = resize_cost_of(state, spec_of(job))
     held, ready_s, previous_end_s, room = (
         held_num_gpus(job),
-        stalled_until_s(job, cost, migration_cost(state)),
+        stalled_until_s(job, cost, migration_cost_of(state, spec_of(job))),
         now_s,
         0.0,
     )

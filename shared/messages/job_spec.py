@@ -20,6 +20,7 @@ from elasticflow.shared.messages.limits import (
     MAX_TIME_S,
     BatchSize,
     Digest,
+    DurationS,
     FewItems,
     Finite,
     Folder,
@@ -150,6 +151,8 @@ class JobSpec:
     gpu_memory_bytes: NumBytes = 0  # that each GPU has at least; 0: any
     mixed_gpu_types: bool = False  # other types may join a bitwise job too, with other bits; max_gpus is for each type
     shard_optimizer: bool = False  # each worker holds a part of the optimizer's state only
+    start_timeout_s: DurationS = 0.0  # the longest time until its workers train; 0: the pool's stall_timeout_s
+    stall_timeout_s: DurationS = 0.0  # the longest time without a step; 0: the pool's
     speed_neutral: Annotated[tuple[Name, ...], FewItems] = ()  # hyperparameters that do not change the time of a step
     priority: Weight = 1.0  # beside other jobs of its tenant without a promise; twice as much counts double
     share_profile: bool = False  # measures and reads one profile with all tenants that share theirs

@@ -97,6 +97,8 @@ class PoolConfig:
     # a node is lost after so long without a heartbeat; see `timeouts`
     heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0  # a job has failed after so long without an iteration
+    # the most that a job's own start_timeout_s and stall_timeout_s may be: so long a hanging one holds its GPUs
+    max_job_timeout_s: Annotated[float, Strict(), Gt(0), Le(LONGEST_S)] = 3_600.0
     # a node may take so long to get packages and data of a job before its workers start; meanwhile it is not stalled
     prepare_timeout_s: Annotated[float, Strict(), Gt(0), Le(LONGEST_S)] = 1_800.0
     max_restarts: Annotated[int, Strict(), Le(1000)] = 5  # crashes of one job before it fails
@@ -135,11 +137,22 @@ class PoolConfig:
         return FailureTimeouts(heartbeat_timeout_s=self.heartbeat_timeout_s, stall_timeout_s=self.stall_timeout_s)
 
     def timeouts_of(self, spec: JobSpec) -> FailureTimeouts:
-        """The timeouts for the workers of a job."""
+        """The timeouts for the workers of a job: its own ones, else those of the pool."""
         preparation_s = self.prepare_timeout_s if spec.needs_preparation else 0.0
         if spec.continues is not None:
             preparation_s += CHECKPOINT_WAIT_S
-        return replace(self.timeouts, preparation_s=preparation_s)
+        most_s = self.longest_job_timeout_s
+        return replace(
+            self.timeouts,
+            stall_timeout_s=min(spec.stall_timeout_s, most_s) or self.stall_timeout_s,
+            start_timeout_s=min(spec.start_timeout_s, most_s) or self.stall_timeout_s,
+            preparation_s=preparation_s,
+        )
+
+    @property
+    def longest_job_timeout_s(self) -> float:
+        """The most that a job may declare; what it gets without a declaration is never too long."""
+        return max(self.max_job_timeout_s, self.stall_timeout_s)
 
     def quota(self, tenant: str) -> TenantQuota:
         return self.quotas.get(tenant, self.default_quota)

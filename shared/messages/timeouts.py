@@ -1,7 +1,8 @@
 """The timeouts that detect losses, each a fraction of one of two settings of the pool. Pure.
 
 `heartbeat_timeout_s`, the longest silence of a node, sets the waits for machines, processes and messages.
-`stall_timeout_s`, the longest time of a job without a step, sets the waits for users' code.
+`stall_timeout_s`, the longest time of a job without a step, sets the waits for users' code. `start_timeout_s`, the
+longest time of a start, sets those for code that makes the model and opens the data (docs/adr/0119).
 """
 
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ def takeover_s(lease_s: float) -> float:
 class FailureTimeouts:
     """heartbeat_timeout_s, stall_timeout_s: as in `PoolConfig`. docs/explanation/elasticity.md lists all waits.
 
+    start_timeout_s: from the order to start workers until all of them train; 0: as long as stall_timeout_s.
     preparation_s: before its workers start, a node may need so long for what their job brings; 0: it brings nothing.
     """
 
     heartbeat_timeout_s: PositiveDurationS = 6.0
     stall_timeout_s: PositiveDurationS = 120.0
+    start_timeout_s: DurationS = 0.0
     preparation_s: DurationS = 0.0
 
     # --- machines, processes, messages ---
@@ -96,21 +99,35 @@ class FailureTimeouts:
         return min(self.stall_timeout_s, LONGEST_S) / 12
 
     @property
-    def connect_timeout_s(self) -> float:
-        """The wait for a connection to a listening peer, which takes seconds on a busy machine."""
-        return min(self.stall_timeout_s, LONGEST_S) / 6
+    def longest_start_s(self) -> float:
+        """A job that does not train so long after its workers were ordered to start has failed."""
+        return self.start_timeout_s or self.stall_timeout_s
 
     @property
-    def start_timeout_s(self) -> float:
-        """The longest time from the readiness of a worker until all workers of its generation are ready. A second
-        attempt must fit into stall_timeout_s."""
+    def connect_timeout_s(self) -> float:
+        """The wait for a connection to a listening peer, which takes seconds on a busy machine."""
+        return self._patience_s / 6
+
+    @property
+    def rendezvous_timeout_s(self) -> float:
+        """The longest wait of survivors for each other. A second attempt must fit into stall_timeout_s."""
         return min(self.stall_timeout_s, LONGEST_S) / 2
 
     @property
     def turn_s(self) -> float:
         """The longest time that a start waits for another one, which may end its node. An attempt after it must fit
-        into stall_timeout_s."""
-        return min(self.stall_timeout_s, LONGEST_S) / 4
+        into longest_start_s."""
+        return self._patience_s / 4
+
+    @property
+    def _patience_s(self) -> float:
+        """The shorter of the two limits, of which waits within one are parts."""
+        return min(self.stall_timeout_s, self.longest_start_s, LONGEST_S)
+
+    @property
+    def late_start_s(self) -> float:
+        """How much later than others the code of one worker may have initialized, because its job declares it."""
+        return max(min(self.longest_start_s, LONGEST_S) - self._patience_s, 0.0)
 
     @property
     def collective_timeout_s(self) -> float:
@@ -120,30 +137,41 @@ class FailureTimeouts:
 
     @property
     def rendezvous_wait_s(self) -> float:
-        """The wait for all workers of a generation, some of which may start on a node that is not prepared yet."""
-        return self.start_timeout_s + self.preparation_s
+        """The longest time from the readiness of a worker until all workers of its generation are ready, some of which
+        may start on a node that is not prepared yet. A second attempt must fit into longest_start_s."""
+        return self._patience_s / 2 + self.late_start_s + self.preparation_s
 
     @property
     def switch_wait_s(self) -> float:
         """The same for a worker that trains meanwhile, and so can wait longer."""
-        return self.collective_timeout_s + self.preparation_s
+        return self.collective_timeout_s + self.late_start_s + self.preparation_s
 
     @property
     def joining_timeout_s(self) -> float:
         """The longest time from the order to start a worker until it has joined those that train."""
-        return self.stall_timeout_s + self.preparation_s
+        return self.stall_timeout_s + self.late_start_s + self.preparation_s
 
     @property
     def profiling_timeout_s(self) -> float:
         """The limit for a whole profiling run: a start and a few dozen steps."""
-        return 5 * self.stall_timeout_s
+        return 5 * self.stall_timeout_s + self.late_start_s
 
     @property
     def further_measurement_s(self) -> float:
         """The limit for what a profiling run measures beside its speed: its virtual nodes, and parts of the batch."""
-        return self.profiling_timeout_s / 4
+        return 5 * self.stall_timeout_s / 4
 
     # --- valid settings ---
+
+    @property
+    def detection_s(self) -> float:
+        """A lost node is known after so long."""
+        return self.heartbeat_timeout_s + self.monitor_grace_s
+
+    @property
+    def least_patience_s(self) -> float:
+        """Shorter limits for users' code would count losses of nodes and slow connections as faults of the code."""
+        return max(6 * MIN_CONNECT_S, self.detection_s)
 
     def problems(self) -> tuple[str, ...]:
         """A sentence for each setting that would detect false losses, or no losses.
@@ -151,9 +179,9 @@ class FailureTimeouts:
         Only the configuration of an operator is checked. Ledgers and simulations may contain any value: a virtual clock
         needs no time to detect a loss.
         """
-        detection_s = self.heartbeat_timeout_s + self.monitor_grace_s
+        detection_s = self.detection_s
         silence = ("heartbeat_timeout_s", self.heartbeat_timeout_s, 2.0 * MIN_LEADER_LEASE_S, MAX_SILENCE_S)
-        stall = ("stall_timeout_s", self.stall_timeout_s, max(6 * MIN_CONNECT_S, detection_s), LONGEST_S)
+        stall = ("stall_timeout_s", self.stall_timeout_s, self.least_patience_s, LONGEST_S)
         why_no_less = {
             "heartbeat_timeout_s": "another replica takes over after half of it (leader_lease_s), and NATS counts that "
             "in whole seconds",

@@ -169,6 +169,7 @@ class Job:
     placed_at_s: float = 0.0
     migrated_at_s: float = -math.inf  # when it last migrated although its number of GPUs stayed
     started_at_s: float | None = None  # when the current generation began to train; None before
+    start_phases: tuple[str, ...] = ()  # what its workers were seen to do since, until it trains; the newest last
     broken: bool = False  # the current generation lost a worker or node and cannot continue
     stopping: tuple[StoppingWorkers, ...] = ()  # fence: the current generation starts when this is empty
     previous_generation: PreviousGeneration | None = None  # while the job switches or is broken (record 0018)

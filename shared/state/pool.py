@@ -212,6 +212,7 @@ _NO_OWNERS = cast("Map[str, tuple[str, ...]]", Map())
 _NO_QUOTES = cast("Map[str, QuoteReservation]", Map())
 _NO_GPU_LIMITS = cast("Map[str, GpuLimits]", Map())
 _NO_SIZES = cast("Map[str, int]", Map())
+_NO_SECONDS = cast("Map[str, float]", Map())
 _NO_COMMANDS = cast("Map[int, DecidedCommand]", Map())
 _NO_TIMES = cast("Map[str, tuple[float, ...]]", Map())
 _NO_USAGE = cast("Map[str, tuple[Usage, ...]]", Map())
@@ -258,6 +259,7 @@ class PoolState:
     lent_until_s: Mapping[str, float] = field(default_factory=dict[str, float])
     # from a placement to its first iteration, in recent starts; slow ones count more
     start_cost_s: float = 0.0
+    start_costs: Map[str, float] = _NO_SECONDS  # the same by profile, of jobs that declare how long a start may take
     # the newest, by their sequence in the queue modulo MAX_DECIDED_COMMANDS
     decided_commands: Map[int, DecidedCommand] = _NO_COMMANDS
     scheduling_event_sequence: int = 0  # last event that can change who should get how many GPUs

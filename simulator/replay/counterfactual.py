@@ -28,7 +28,7 @@ from elasticflow.shared.messages.events import (
     WorkersStopped,
 )
 from elasticflow.shared.scheduling.heterogeneous.mixed_steps import placed_step_s
-from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost_of
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState, spec_of
@@ -78,7 +78,7 @@ def modelled_training(
     """
     stops_s, starts_s, iteration = now_s, now_s, float(job.iteration)
     if not job.training and not job.reserved_gpus:
-        time, num_gpus = fitted or TrainingTime.of_cost(resize_cost(state)), len(job.gpus)
+        time, num_gpus = fitted or TrainingTime.of_cost(resize_cost_of(state, spec_of(job))), len(job.gpus)
         if before is None:
             starts_s = max(job.placed_at_s + time.start_s(num_gpus, is_first=not job.iteration), now_s)
         else:

@@ -91,6 +91,18 @@ class Points(ElasticJob):
         return []
 
 
+class OneStartsLate(Points):
+    """hyperparameters: first: a file; the worker that makes it takes late_s to make its model."""
+
+    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "first": "", "late_s": 0.0}
+
+    def init_model(self):
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.hyperparameters["first"], os.O_CREAT | os.O_EXCL))
+            time.sleep(self.hyperparameters["late_s"])
+        return super().init_model()
+
+
 class Waiting(Points):
     """Each virtual node sleeps for VIRTUAL_NODE_S of its node's environment: other load does not change that speed."""
 

@@ -316,6 +316,57 @@ async def test_a_training_function_that_never_returns(user: User) -> None:
         )
 
 
+SLOW_START = """
+import time
+import torch
+from torch.utils.data import TensorDataset
+from elasticflow import ElasticJob
+
+class Slow(ElasticJob):
+    hyperparameters = {"global_batch_size": 8}
+    max_iterations = 20
+    job_class = "best_effort"
+
+    def init_model(self):
+        time.sleep(12.0)  # the pool's jobs may go on for 8 s without a step
+        return torch.nn.Linear(1, 1)
+
+    def init_dataset(self):
+        return TensorDataset(torch.ones(64, 1))
+
+    def init_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(self, batch, model, optimizer):
+        optimizer.zero_grad()
+        loss = model(batch[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+"""
+
+
+async def test_a_model_that_takes_longer_to_make_than_the_pool_waits(user: User, tmp_path: Path) -> None:
+    """The job fails with the option to raise, and trains with it: in its profiling run and afterwards."""
+    (tmp_path / "slow.py").write_text(SLOW_START)
+    submitted = ("submit", "slow.py", "--gpus", "1", "--wait", "--name")
+    failed = await user.eflow(*submitted, "waits-too-little")
+    assert failed.status == 1, failed.out
+    assert "it did not start to train within" in failed.out
+    assert "if it needs longer, submit it with --start-timeout, of up to 3600 s" in failed.out
+
+    done = await user.eflow(*submitted, "waits-long-enough", "--start-timeout", "90s")
+    assert done.status == 0, done.out + done.err
+    job = await user.job_has_ended("waits-long-enough", Phase.FINISHED)
+    assert (job.iteration, job.start_phases) == (20, ())
+    told = await user.eflow("explain", "waits-long-enough")
+    assert "starting: a worker is in init_model()" in told.out
+
+    beyond = await user.eflow(*submitted, "waits-too-long", "--start-timeout", "2h")
+    assert beyond.status == 1
+    assert "start_timeout_s: must be 7.5 s, by which a lost node is known, to 3600 s" in beyond.out + beyond.err
+
+
 async def test_the_last_lines_of_a_worker_that_died_are_reported(pool: RunningPool) -> None:
     """To users without the nodes' storage."""
     function = "testbed.user_code.tiny_jobs:Dies"

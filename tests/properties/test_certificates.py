@@ -45,18 +45,19 @@ class Asked:
     deadline_s: float
     current_num_gpus: int
     stalled_until_s: float
+    resize_cost: ResizeCost
 
 
 def levels_of(curve: ScalingCurve, cost: ResizeCost) -> tuple[Level, ...]:
     return tuple(Level(n, rate, cost.seconds(n)) for n, rate in curve.rate_by_num_gpus.items() if rate > 0)
 
 
-def certified(job: Asked, cost: ResizeCost) -> CertifiedJob:
+def certified(job: Asked) -> CertifiedJob:
     return CertifiedJob(
         job_id=job.job_id,
         remaining_iterations=job.remaining_iterations,
         deadline_s=job.deadline_s,
-        levels=levels_of(job.curve, cost),
+        levels=levels_of(job.curve, job.resize_cost),
         current_num_gpus=job.current_num_gpus,
         stalled_until_s=max(job.stalled_until_s, 0.0),
     )
@@ -115,6 +116,7 @@ def kept_promises(draw: st.DrawFn, cost: ResizeCost) -> list[tuple[Asked, Certif
             deadline_s=blank.deadline_s,
             current_num_gpus=share,
             stalled_until_s=stalled_until_s,
+            resize_cost=cost,
         )
         jobs.append((job, CertifiedPromise(job=replace(blank, remaining_iterations=done), schedule=schedule)))
     assume(jobs)
@@ -177,10 +179,10 @@ def test_no_certificate_refutes_a_feasible_deadline(
     world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]],
 ) -> None:
     """Sound: on just enough GPUs, with every job as large and as urgent as can be."""
-    cost, kept = world
+    _, kept = world
     num_gpus = most_held([promise for _, promise in kept])
     arriving_job, *promised = (job for job, _ in kept)
-    assert find_infeasibility_proof(arriving_job, promised, PromisableGpus(num_gpus), NOW_S, cost) is None
+    assert find_infeasibility_proof(arriving_job, promised, PromisableGpus(num_gpus), NOW_S) is None
 
 
 @examples(100)
@@ -189,10 +191,10 @@ def test_the_checker_accepts_every_proof(
     world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]], num_gpus: int, haste: float
 ) -> None:
     """Two programs, one truth: whatever the scheduler's side proves, the other side finds proved."""
-    cost, kept = world
+    _, kept = world
     jobs = [replace(job, deadline_s=NOW_S + haste * (job.deadline_s - NOW_S)) for job, _ in kept]
-    arriving_job, promised = certified(jobs[0], cost), [certified(job, cost) for job in jobs[1:]]
-    proof = find_infeasibility_proof(jobs[0], jobs[1:], PromisableGpus(num_gpus), NOW_S, cost)
+    arriving_job, promised = certified(jobs[0]), [certified(job) for job in jobs[1:]]
+    proof = find_infeasibility_proof(jobs[0], jobs[1:], PromisableGpus(num_gpus), NOW_S)
     infeasibility_certificate = proof or Unproven(earliest_deadline_s=1e6)
     checker = Checker()
     known = tuple(CertifiedPromise(job=replace(job, remaining_iterations=0.0), schedule=()) for job in promised)
@@ -214,10 +216,10 @@ def test_the_checker_accepts_every_proof(
 def test_the_program_finds_no_load_above_what_schedules_need(
     world: tuple[ResizeCost, list[tuple[Asked, CertifiedPromise]]],
 ) -> None:
-    cost, kept = world
+    _, kept = world
     jobs = [job for job, _ in kept]
     num_gpus = most_held([promise for _, promise in kept])
-    asked = demands(jobs, num_gpus, NOW_S, cost)
+    asked = demands(jobs, num_gpus, NOW_S)
     relaxation = relax(asked, max_variables=10_000)
     assert relaxation is not None
     assert relaxation.load <= 1 + 1e-9, "the schedules that it was built around are one solution"

@@ -1,5 +1,8 @@
 """For any timeout of a pool, heartbeats are frequent enough, and no worker trains that counts as lost."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,8 +72,24 @@ def test_a_lost_worker_is_detected_before_its_peers_are_given_up(times: FailureT
 @given(TIMES)
 def test_a_start_may_fail_and_an_exchange_outlasts_the_job_s_patience(times: FailureTimeouts) -> None:
     patience_s = min(times.stall_timeout_s, LONGEST_S)
-    assert 3 * times.slowest_step_s < times.start_timeout_s < patience_s < times.collective_timeout_s <= 2 * LONGEST_S
-    assert times.connect_timeout_s < times.start_timeout_s
+    assert (
+        3 * times.slowest_step_s < times.rendezvous_timeout_s < patience_s < times.collective_timeout_s <= 2 * LONGEST_S
+    )
+    assert times.connect_timeout_s < times.rendezvous_timeout_s
+
+
+@given(st.floats(min_value=6.0, max_value=LONGEST_S / 2), st.floats(min_value=0.0, max_value=LONGEST_S / 2))
+def test_a_start_that_is_declared_to_be_long_lengthens_the_waits_for_it_alone(stall_s: float, more_s: float) -> None:
+    times = FailureTimeouts(stall_timeout_s=stall_s)
+    declared = replace(times, start_timeout_s=stall_s + more_s)
+    for name in ("rendezvous_wait_s", "switch_wait_s", "joining_timeout_s", "profiling_timeout_s"):
+        assert getattr(declared, name) == pytest.approx(getattr(times, name) + more_s), name
+    for name in ("connect_timeout_s", "turn_s", "collective_timeout_s", "further_measurement_s"):
+        assert getattr(declared, name) == getattr(times, name), name
+    assert declared.rendezvous_wait_s < declared.longest_start_s
+    short = replace(times, start_timeout_s=stall_s / 2)
+    assert short.rendezvous_wait_s < short.longest_start_s
+    assert (short.late_start_s, short.switch_wait_s) == (0.0, times.switch_wait_s)
 
 
 @given(TIMES)

@@ -16,9 +16,11 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     iteration_at,
     known_curve,
     migration_cost,
+    migration_cost_of,
     planned_deadline_s,
     progress_rate,
     resize_cost,
+    resize_cost_of,
     stalled_until_s,
 )
 from elasticflow.shared.state.fold import ledger_fold
@@ -62,17 +64,18 @@ def assert_describes(pool: LiveJobTable, state: PoolState, now_s: float) -> None
     known = {job.job_id: job for job in admitted if known_curve(state, spec_of(job)) is not None}
     assert set(pool.table.job_ids) == set(known)
     assert sorted([*pool.promised.tolist(), *pool.others.tolist()]) == list(range(len(known)))
-    jobs, cost = pool.table.jobs, resize_cost(state)
+    jobs = pool.table.jobs
     for row, job in enumerate(pool.listed):
         assert job is state.live_jobs[pool.table.job_ids[row]]
         curve = known_curve(state, spec_of(job))
+        cost, migration = resize_cost_of(state, spec_of(job)), migration_cost_of(state, spec_of(job))
         assert curve is not None
         count = jobs.num_levels_J[row]
         assert tuple(jobs.levels_JL[row, :count]) == curve.levels
         assert tuple(jobs.rates_JL[row, :count]) == tuple(map(curve.throughput, curve.levels))
         assert tuple(jobs.costs_JL[row, :count]) == tuple(map(cost.seconds, curve.levels))
         assert jobs.held_J[row] == held_num_gpus(job)
-        assert jobs.stalled_until_J[row] == stalled_until_s(job, cost, migration_cost(state))
+        assert jobs.stalled_until_J[row] == stalled_until_s(job, cost, migration)
         assert jobs.starts_over_J[row] == job.starts_over
         assert (jobs.unsaved_J[row] >= job.unsaved_iterations) if job.restarts_to_resize else not jobs.unsaved_J[row]
         left = spec_of(job).max_iterations - iteration_at(job, curve, now_s, state.config.progress_timeout_s)

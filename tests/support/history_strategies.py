@@ -40,7 +40,7 @@ SMALL: dict[str, st.SearchStrategy[Any]] = {
     "job_id": st.sampled_from(JOBS),
     "load_id": st.sampled_from(LOADS),
     "tenant": st.just("lab"),
-    "spec": st.sampled_from((spec(), best_effort())),
+    "spec": st.sampled_from((spec(), best_effort(), spec(start_timeout_s=30.0))),
     "deadline_s": st.sampled_from((None, 100.0)),
     "minimum_satisfactory_share": st.just(()),
     "replanned": st.sampled_from(({}, {"a": ()})),
@@ -92,7 +92,9 @@ RUNNING = (
         PoolState(),
         "admission",
         PROMISED,
-        events.ProfileRequested(job_id="b", tenant="lab", spec=best_effort(), deadline_s=None, at_s=0.0),
+        events.ProfileRequested(
+            job_id="b", tenant="lab", spec=best_effort(start_timeout_s=30.0), deadline_s=None, at_s=0.0
+        ),
     ),
     _plan(
         PoolState(),

@@ -77,6 +77,24 @@ async def test_worker_without_peers_times_out_in_its_rendezvous(node, spec_of):
     assert (await workers.ended())[0].code == ExitCode.PEER_LOST
 
 
+async def test_a_ready_worker_waits_for_a_start_that_is_declared_to_be_long(node, spec_of, tmp_path):
+    """A worker waits 4 s for the others in a pool that gives a job 8 s."""
+
+    async def codes_of(name: str, start_timeout_s: float) -> list[int | None]:
+        late = {"first": str(tmp_path / name), "late_s": 6.0}
+        workers = await node.launch(
+            spec_of("OneStartsLate", hyperparameters=late),
+            job_id=node.new_job_id(),
+            num_workers=2,
+            timeouts=FailureTimeouts(stall_timeout_s=8.0, start_timeout_s=start_timeout_s),
+        )
+        return sorted(exit_.code for exit_ in (await workers.ended()).values())
+
+    usual, declared = await asyncio.gather(codes_of("usual", 0.0), codes_of("declared", 120.0))
+    assert usual == [ExitCode.PEER_LOST] * 2
+    assert declared == [ExitCode.DONE] * 2
+
+
 async def test_older_generation_yields_to_a_newer_checkpoint(node, spec_of):
     job_id = node.new_job_id()
     spec = spec_of("Points", **LONG)

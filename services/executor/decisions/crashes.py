@@ -121,11 +121,11 @@ def unnoticed_due_s(state: State, job: Job | None, worker: WorkerRecord) -> floa
         sent_s = worker.switch.ordered_at_s
     if not has_lost_peer or sent_s is None:
         return None
-    timeouts = state.pool.config.timeouts
+    timeouts = state.pool.config.timeouts_of(spec_of(job))
     step_s = 1.0 / worker.iterations_per_s if worker.iterations_per_s else timeouts.slowest_step_s
     notice_s = max(timeouts.peer_loss_notice_s, NOTICE_STEPS * step_s)
     # An evaluation is progress, and asks its peers for nothing. They wait twice as long as this for the rendezvous.
-    latest_s = sent_s + max(notice_s, timeouts.start_timeout_s / 2)
+    latest_s = sent_s + max(notice_s, timeouts.rendezvous_timeout_s / 2)
     return min(max(sent_s, worker.progressed_at_s) + notice_s, latest_s)
 
 
@@ -154,7 +154,7 @@ def _survivor_wait_s(state: State, job: Job, worker: WorkerRecord) -> float:
     if not worker.is_switching_to(job.generation):
         return timeouts.loss_confirmation_s
     is_joined = before is not None and not set(job.gpus) <= set(before.surviving)
-    return timeouts.joining_timeout_s if is_joined else timeouts.start_timeout_s
+    return timeouts.joining_timeout_s if is_joined else timeouts.rendezvous_timeout_s
 
 
 # --- exit classification -------------------------------------------------------------------------------

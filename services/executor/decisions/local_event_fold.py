@@ -215,8 +215,8 @@ def _reported(state: State, worker: WorkerRecord, message: from_worker.FromWorke
         case from_worker.Warned():
             others = (other for other in worker.warnings if other != message)
             worker = replace(worker, warnings=(*others, message)[-_KEPT_WARNINGS:])
-        case from_worker.Alive(iteration=iteration, seconds_since_progress=silence_s):
-            worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s)
+        case from_worker.Alive(iteration=iteration, seconds_since_progress=silence_s, phase=phase):
+            worker = replace(worker, iteration=iteration, progressed_at_s=now_s - silence_s, phase=phase)
         case from_worker.CheckpointWritten(iteration=iteration, request=request):
             worker = replace(
                 worker,
@@ -238,6 +238,7 @@ def _begun(worker: WorkerRecord, iteration: int, resize: ResizeTimeline | None, 
     return replace(
         worker,
         trains=True,
+        phase="",
         interrupted_at_s=None,
         exceeded_micro_batch_size=0,
         lagged=None,

@@ -49,7 +49,7 @@ from elasticflow.shared.messages.events import (
     WorkersStopped,
 )
 from elasticflow.shared.messages.worker_protocol import from_worker
-from elasticflow.shared.state.fold.workers import is_new_slow_gpu, is_new_warning
+from elasticflow.shared.state.fold.workers import is_new_phase, is_new_slow_gpu, is_new_warning
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import CARRIES_A_JOB, spec_of
@@ -251,6 +251,17 @@ def _milestones(state: State, job: Job, now_s: float) -> list[Output]:
         JobWarned(job_id=job.job_id, generation=job.generation, warning=warning, at_s=now_s, node_id=state.node_id)
         for warning in _new_warnings(state, job)
     )
+    events.extend(
+        JobWarned(
+            job_id=job.job_id,
+            generation=job.generation,
+            warning=f"its start takes some time: a worker is {phase}",
+            phase=phase,
+            at_s=now_s,
+            node_id=state.node_id,
+        )
+        for phase in _new_phases(state, job)
+    )
     rank0 = state.workers.get(WorkerId(job.job_id, job.generation, 0))
     if rank0 is None:
         return events
@@ -294,6 +305,15 @@ def _new_warnings(state: State, job: Job) -> list[str]:
         if warned.is_own or worker.id.rank == 0
     )
     return [warning for warning in dict.fromkeys(found) if is_new_warning(job, warning)]
+
+
+def _new_phases(state: State, job: Job) -> list[str]:
+    """What the code of workers here does in this start, each once: workers in different phases take no turns."""
+    if job.training_generation is not None or job.broken:
+        return []
+    starting = (worker for worker in state.workers_of(job.job_id) if worker.id.generation == job.generation)
+    phases = dict.fromkeys(worker.phase for worker in starting if worker.runs and not worker.trains)
+    return [phase for phase in phases if phase and is_new_phase(job, phase)]
 
 
 def _rendezvous_address(state: State, job: Job) -> str:

@@ -82,6 +82,7 @@ class WorkerRecord:
     lagged: from_worker.Lagged | None = None  # newest report of a slow peer
     lagged_at_s: float = 0.0
     warnings: tuple[from_worker.Warned, ...] = ()  # the newest last
+    phase: str = ""  # what its code does for some seconds, before it trains
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     outcome: from_worker.Finished | from_worker.Failed | from_worker.Profiled | None = None
     stop_requested_at_s: float | None = None

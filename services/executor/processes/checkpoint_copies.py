@@ -92,8 +92,7 @@ class CheckpointCopies:
                 return
 
     async def delete_old(self, clock: Clock, folded: Callable[[], PoolState]) -> None:
-        """Delete what ended jobs have left, once it is older than `checkpoints_kept_s`, until cancelled. All nodes do, at
-        any time."""
+        """Delete what ended jobs have left for longer than `checkpoints_kept_s`, until cancelled, as all nodes do."""
         while True:
             if (kept_s := folded().config.checkpoints_kept_s) is not None:
                 try:

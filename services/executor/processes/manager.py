@@ -37,6 +37,8 @@ from elasticflow.shared.errors import BadSettings, ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.job_spec import TORCHRUN, ContinuedJob
 from elasticflow.shared.messages.worker_protocol.from_worker import (
+    PHASE_S,
+    Alive,
     CheckpointFailed,
     CheckpointWritten,
     ExitCode,
@@ -245,7 +247,7 @@ class WorkerManager:
             await self._announced()  # what is done for the job from here on may end this executor, or its machine
             secrets = self._secret_keys.open(tenant, spec.secrets)
             code_path = await self._code.folder(tenant, spec.code_digest)
-            with self._prepares(worker.job_id):
+            with self._prepares(worker, "fetching its packages and data"):
                 packages_path, data_paths = await asyncio.gather(
                     self._packages.folder(tenant, spec.requirements, within_s=within_s),
                     self._data.paths(tenant, spec.data, {**spec.environment, **secrets}, within_s=within_s),
@@ -256,10 +258,10 @@ class WorkerManager:
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
             continued = _still_continued(assignment)
             if self._copies is not None and (wanted := wanted_copies(assignment, continued)):
-                with self._prepares(worker.job_id):
+                with self._prepares(worker, "waiting for a copy of a checkpoint"):
                     await self._copies.bring(tenant, assignment, wanted, within_s=within_s)
             if continued is not None:
-                with self._prepares(worker.job_id):
+                with self._prepares(worker, "waiting for a checkpoint"):
                     wait_s = assignment.checkpoint_wait_s
                     await bring_promised_checkpoints(self._data_dir, worker.job_id, continued, wait_s=wait_s)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
@@ -290,13 +292,16 @@ class WorkerManager:
                 handle.kill()
 
     @contextlib.contextmanager
-    def _prepares(self, job_id: str) -> Iterator[None]:
-        """Heartbeats say so within the block: a job that takes long to start is not stalled."""
-        self._preparing.append(job_id)
+    def _prepares(self, worker: WorkerId, phase: str) -> Iterator[None]:
+        """Heartbeats say so within the block: a job that takes long to start is not stalled. phase: as in `Alive`."""
+        lasts = WorkerReported(worker=worker, message=Alive(iteration=0, seconds_since_progress=PHASE_S, phase=phase))
+        told = asyncio.get_running_loop().call_later(PHASE_S, self._note, lasts)
+        self._preparing.append(worker.job_id)
         try:
             yield
         finally:
-            self._preparing.remove(job_id)
+            told.cancel()
+            self._preparing.remove(worker.job_id)
 
     def _failed(self, worker: WorkerId, error: str) -> None:
         """Report for a worker that has no process."""

@@ -238,7 +238,11 @@ class WorkerLagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWarned:
-    """Something about its code that its user should know; it trains on. From the executor of rank 0, once each."""
+    """Something about its code that its user should know; it trains on. From the executor of rank 0, once each.
+
+    phase: what the code of a worker does in a start that has taken some seconds, such as "in init_model()"; "": the
+    job trains, or it is another warning.
+    """
 
     VERSION: ClassVar[int] = 1
     job_id: Token
@@ -246,6 +250,7 @@ class JobWarned:
     warning: Text
     at_s: TimeS
     node_id: Token | None = None
+    phase: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,9 +315,9 @@ class JobFailed:
     """The job cannot continue, on any GPUs. From the executor, the monitor, or as a repeated reply from admission.
 
     The executor: the training function raised an error, the job crashed too often, or its profiling run timed out.
-    The monitor: no iteration ended for `PoolConfig.stall_timeout_s`. Admission repeats the event to the sender of a
-    repeated command, and never writes it into the ledger. last_lines: of the failed worker's log. whole_traceback:
-    with all frames of the engine; "" if `traceback` has them.
+    The monitor: its start or a step took longer than it may (`PoolConfig.timeouts_of`). Admission repeats the event to
+    the sender of a repeated command, and never writes it into the ledger. last_lines: of the failed worker's log.
+    whole_traceback: with all frames of the engine; "" if `traceback` has them.
     """
 
     VERSION: ClassVar[int] = 1

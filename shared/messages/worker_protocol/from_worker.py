@@ -26,6 +26,7 @@ from elasticflow.shared.messages.limits import (
 from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes, VirtualNodeCount
 
 Port = Annotated[int, Strict(), Gt(0), Le(65_535)]
+PHASE_S = 5.0  # what a start does is reported once it has lasted so long: most starts are shorter
 SLOWEST_PROFILE = 1e-9  # iterations per second; planners divide by the speed
 
 
@@ -127,10 +128,14 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
-    """Instead of `Progressed` while no step ends: the process runs, its training may hang."""
+    """Instead of `Progressed` while no step ends: the process runs, its training may hang.
+
+    phase: as in `JobWarned`, once it has lasted for some seconds.
+    """
 
     iteration: Iterations
     seconds_since_progress: DurationS
+    phase: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ The allocator lends them, and admission tells the sender of a job of unknown spe
 
 import math
 
+from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, ProfilingLoan, planned_pool
-from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost
+from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost_of
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import PoolState
 
@@ -16,9 +17,9 @@ _SAME_END_S = 0.001
 LONGEST_LOAN_S = 60.0  # of a run on one number of GPUs that takes longer, so that it does not use up all slack
 
 
-def loan_s(state: PoolState, num_gpus: int) -> float:
+def loan_s(state: PoolState, spec: JobSpec, num_gpus: int) -> float:
     """How long a profiling run on so many GPUs is expected to take: its start, and the measurement."""
-    return resize_cost(state).seconds(num_gpus) + MEASUREMENT_S
+    return resize_cost_of(state, spec).seconds(num_gpus) + MEASUREMENT_S
 
 
 def most_lent(state: PoolState) -> int:

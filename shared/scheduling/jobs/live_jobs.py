@@ -28,17 +28,19 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     write_levels,
     write_schedules,
 )
-from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, Disturbances, ResizeCost, ScalingCurve
+from elasticflow.shared.scheduling.jobs.scaling_curve import Disturbances, ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
     held_num_gpus,
     known_curve,
     migration_budget,
     migration_cost,
+    migration_cost_of,
     planned_deadline_s,
     progress_rate,
     promised_levels,
     resize_cost,
+    resize_cost_of,
     stalled_until_s,
 )
 from elasticflow.shared.state.job import Job, Phase
@@ -92,18 +94,19 @@ class LiveJobRows:
         self._known = KnownCurves() if known is None else known
         self._config: PoolConfig | None = None
         self._of_pool: tuple[int, tuple[Level, ...], ResizeCost, ResizeCost, float] | None = None
-        self._cost: ResizeCost = FREE
-        self._migration_cost, self._migration_budget = FREE, 0.0
+        self._migration_budget = 0.0
+        self._start_costs: Map[str, float] | None = None
         self._forget()
 
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
         """The table of all admitted jobs at an instant; the caller owns its arrays."""
         num_gpus, levels = state.num_gpus + num_draining_gpus(state), promised_levels(state)
         of_pool = (num_gpus, levels, resize_cost(state), migration_cost(state), migration_budget(state))
-        if state.config is not self._config or of_pool != self._of_pool:
+        is_priced_anew = state.start_costs is not self._start_costs
+        if state.config is not self._config or of_pool != self._of_pool or is_priced_anew:
             self._forget()
-            self._config, self._of_pool = state.config, of_pool
-            *_, self._cost, self._migration_cost, self._migration_budget = of_pool
+            self._config, self._of_pool, self._start_costs = state.config, of_pool, state.start_costs
+            self._migration_budget = of_pool[-1]
         elif len(self._slots) > 2 * len(state.live_jobs) + 64:
             self._forget()
         if state.curves is not self._all_measured:
@@ -221,7 +224,7 @@ class LiveJobRows:
         arrays.migration_budget_J[slot] = self._migration_budget if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s
         arrays.held_J[slot] = held_num_gpus(job)
-        arrays.stalled_until_J[slot] = stalled_until_s(job, self._cost, self._migration_cost)
+        arrays.stalled_until_J[slot] = stalled_until_s(job, resize_cost_of(state, spec), migration_cost_of(state, spec))
         if changes_class:
             self._promised[slot], self._planned[slot] = promised, None
         arrays.deadline_J[slot] = planned_deadline_s(state, job.deadline_s) if promised else np.inf
@@ -242,14 +245,15 @@ class LiveJobRows:
         return slot
 
     def _write_curve(self, state: PoolState, job: Job, slot: int) -> ScalingCurve | None:
-        curve = known_curve(state, spec_of(job), job.speed, self._known)
+        spec = spec_of(job)
+        curve = known_curve(state, spec, job.speed, self._known)
         self._curves[slot] = curve
         if curve is not None:
             if len(curve.levels) > self._arrays.levels_JL.shape[1]:
                 self._arrays = with_room(self._arrays, len(self._arrays.levels_JL), len(curve.levels))
             reserve_nodes = state.config.reserve_nodes if job.promised else 0
-            disturbances = Disturbances(reserve_nodes, state.config.heartbeat_timeout_s, self._migration_cost)
-            write_levels(self._arrays, slot, curve, self._cost, disturbances)
+            disturbances = Disturbances(reserve_nodes, state.config.heartbeat_timeout_s, migration_cost_of(state, spec))
+            write_levels(self._arrays, slot, curve, resize_cost_of(state, spec), disturbances)
         return curve
 
     def _forget(self) -> None:

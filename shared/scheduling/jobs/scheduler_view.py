@@ -291,11 +291,11 @@ def arriving_job(
         curve=curve,
         remaining_iterations=float(spec.own_iterations),
         deadline_s=planned_deadline_s(state, deadline_s),
-        resize_cost=resize_cost(state),
+        resize_cost=resize_cost_of(state, spec),
         reserve_nodes=state.config.reserve_nodes,
         notice_s=state.config.heartbeat_timeout_s,
         starts_over=spec.entry == TORCHRUN,
-        migration_cost=migration_cost(state),
+        migration_cost=migration_cost_of(state, spec),
         migration_budget=0.0 if spec.entry == TORCHRUN or deadline_s is None else migration_budget(state),
     )
 
@@ -307,11 +307,34 @@ def promisable_gpus(state: PoolState) -> tuple[int, ...]:
 
 
 def resize_cost(state: PoolState) -> ResizeCost:
-    """Seconds without progress at a change of share.
+    """Seconds without progress at a change of share, of jobs that declare no start_timeout_s.
 
     As configured by number of GPUs; else the configured number, or the observed start cost if that is larger.
     """
     return _resize_cost(state.config, state.start_cost_s)
+
+
+def resize_cost_of(state: PoolState, spec: JobSpec) -> ResizeCost:
+    """The same for this job: at least `own_start_s`."""
+    return _with_own_start(resize_cost(state), own_start_s(state, spec))
+
+
+def own_start_s(state: PoolState, spec: JobSpec) -> float:
+    """The start that was measured of its profile, if it declares how long one may take, else 0.
+
+    Until one was measured, a promise counts on the declared time (docs/adr/0119).
+    """
+    if not spec.start_timeout_s:
+        return 0.0
+    longest_s = state.config.timeouts_of(spec).longest_start_s
+    return min(state.start_costs.get(spec.measured_key, longest_s), longest_s)
+
+
+@memoize_recent  # each decision asks for it, for each job, and few events change it
+def _with_own_start(cost: ResizeCost, start_s: float) -> ResizeCost:
+    if start_s <= min(cost.seconds_C):
+        return cost
+    return ResizeCost(cost.num_gpus_C, tuple(max(seconds, start_s) for seconds in cost.seconds_C))
 
 
 @memoize_recent  # each decision asks for it, for each job, and few events change it
@@ -328,8 +351,17 @@ MIGRATION_STOP_S = 1.0  # of running workers that switch: some tens of milliseco
 def migration_cost(state: PoolState) -> ResizeCost:
     """Seconds without progress at a change of GPUs whose number stays. Running workers switch, where the pool lets
     them and none would have to see other GPUs of its node (docs/adr/0115)."""
+    return _migration_cost(state, resize_cost(state))
+
+
+def migration_cost_of(state: PoolState, spec: JobSpec) -> ResizeCost:
+    """The same for this job: as `resize_cost_of`."""
+    return _migration_cost(state, resize_cost_of(state, spec))
+
+
+def _migration_cost(state: PoolState, stop: ResizeCost) -> ResizeCost:
     stops = not state.config.stop_free or separate_gpus(state.nodes)
-    return resize_cost(state) if stops else _switch_cost(resize_cost(state))
+    return stop if stops else _switch_cost(stop)
 
 
 @memoize_recent  # each decision asks for it, for each job, and few events change nodes

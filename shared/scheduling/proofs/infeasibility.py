@@ -16,7 +16,6 @@ from elasticflow.shared.messages.rejection import (
     PricedInterval,
     TooSlowAlone,
 )
-from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.scheduling.proofs.linear_program import relax
 from elasticflow.shared.scheduling.proofs.payment_bound import Demands, Floats, Request, demands
 from elasticflow.shared.state.nodes import PromisableGpus
@@ -34,7 +33,6 @@ def find_infeasibility_proof(
     promised: Sequence[Request],
     gpus: PromisableGpus,
     now_s: float,
-    resize_cost: ResizeCost,
     *,
     max_variables: int = MAX_VARIABLES,
 ) -> InfeasibilityProof | None:
@@ -43,7 +41,7 @@ def find_infeasibility_proof(
 
     max_variables: of the linear program; 0: none.
     """
-    asked = demands((arriving_job, *promised), gpus.num_gpus, now_s, resize_cost, gpus.drops)
+    asked = demands((arriving_job, *promised), gpus.num_gpus, now_s, gpus.drops)
     takes_s = float(asked.takes_J[0])
     if takes_s > (arriving_job.deadline_s - now_s) * (1 + MARGIN):
         return TooSlowAlone(earliest_end_s=now_s + takes_s if math.isfinite(takes_s) else None)

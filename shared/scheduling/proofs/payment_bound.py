@@ -27,6 +27,8 @@ class Request(Protocol):
     @property
     def curve(self) -> ScalingCurve: ...
     @property
+    def resize_cost(self) -> ResizeCost: ...
+    @property
     def remaining_iterations(self) -> float: ...
     @property
     def deadline_s(self) -> float: ...
@@ -148,13 +150,12 @@ def demands(
     jobs: Sequence[Request],
     num_gpus: int,
     now_s: float,
-    resize_cost: ResizeCost,
     drops: tuple[CapacityDrop, ...] = (),
 ) -> Demands:
     """The demands of these jobs, at least one, on `num_gpus` GPUs from now on, and fewer from each drop on."""
-    number = dict[ScalingCurve, int]()
-    curve_J = np.array([number.setdefault(job.curve, len(number)) for job in jobs])
-    tables = [curve.derived(_table, num_gpus, resize_cost) for curve in number]
+    number = dict[tuple[ScalingCurve, ResizeCost], int]()
+    curve_J = np.array([number.setdefault((job.curve, job.resize_cost), len(number)) for job in jobs])
+    tables = [curve.derived(_table, num_gpus, resize_cost) for curve, resize_cost in number]
     width = max(table.slope_UH.shape[1] for table in tables)
     num_uses_C = np.array([len(table.num_gpus_U) for table in tables])
     first_C = np.cumsum(num_uses_C) - num_uses_C

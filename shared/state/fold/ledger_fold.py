@@ -52,6 +52,7 @@ from elasticflow.shared.state.fold.workers import (
     job_warned,
     memory_exceeded,
     progressed,
+    start_phase_reported,
     with_speed_ratio,
     with_start_cost,
     worker_crashed,
@@ -142,7 +143,7 @@ def _with_node(before: PoolState, after: PoolState, event: events.NodeJoined | e
 
 # --- ledger fold ---------------------------------------------------------------------------------------
 
-FOLD = 44  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 45  # raise it when the same messages fold to another state: older snapshots are then not read
 
 _BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node
     *(events.JobCancelled, events.JobProfiled, events.JobAmended, events.JobProgressed, events.JobAtRisk),
@@ -321,6 +322,8 @@ def _of_a_job(
         case events.WorkerLagged():
             return worker_lagged(state, job, event)
         case events.JobWarned():
+            if event.phase:
+                return with_job(state, start_phase_reported(job, event))
             is_of_earlier_job = 0 < event.generation <= job.void_generation
             return state if is_of_earlier_job else with_job(state, job_warned(job, event.warning))
         case events.MemoryExceeded():

@@ -80,6 +80,7 @@ def _with_generation(state: PoolState, job: Job, placement: events.PlacedJob, de
         placed_at_s=decided.at_s,
         migrated_at_s=decided.at_s if job.job_id in decided.migrated else job.migrated_at_s,
         started_at_s=None,
+        start_phases=(),
         broken=not alive_everywhere,  # a node was lost after the decision
         rendezvous="",
         micro_batch_size=_micro_batch_size(state, job),

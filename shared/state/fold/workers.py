@@ -20,24 +20,39 @@ from elasticflow.shared.state.job import CrashedStart, Job, StoppingWorkers, nod
 from elasticflow.shared.state.pool import PoolState, SlowGpu, slow_gpu, spec_of
 
 _MOST_WARNINGS = 8  # of one job; more say nothing new
+_MOST_PHASES = 16  # of one start
 
 MAX_START_COST_S = 120.0
 FASTER_START_WEIGHT = 0.2
 
 
 def with_start_cost(state: PoolState, job: Job, event: events.GenerationStarted) -> PoolState:
-    """Learn the cost of a start: raise the estimate at once, lower it gradually (decision record 0009).
+    """Learn the cost of a start: of the pool or, if the job declares how long a start may take, of its profile. So a
+    model that loads for minutes makes no start of others dearer (decision records 0009 and 0119)."""
+    if not is_intact(job, event.generation) or job.started_at_s is not None:
+        return state
+    lasted_s, spec = max(event.at_s - job.placed_at_s, 0.0), spec_of(job)
+    if not spec.start_timeout_s:
+        known_s = state.start_cost_s
+        return fast_replace(state, start_cost_s=_start_cost_s(known_s, min(lasted_s, MAX_START_COST_S), job))
+    lasted_s = min(lasted_s, state.config.timeouts_of(spec).longest_start_s)
+    known_s = state.start_costs.get(spec.measured_key)
+    if known_s is None and job.previous_generation is not None:
+        return state
+    cost_s = lasted_s if known_s is None else _start_cost_s(known_s, lasted_s, job)
+    if cost_s == known_s:
+        return state
+    return fast_replace(state, start_costs=state.start_costs.set(spec.measured_key, cost_s))
+
+
+def _start_cost_s(known_s: float, lasted_s: float, job: Job) -> float:
+    """Raise the estimate at once, lower it gradually.
 
     A switch without a stop may only raise it: it says nothing about how fast a start from a checkpoint is.
     """
-    if not is_intact(job, event.generation) or job.started_at_s is not None:
-        return state
-    cost_s = min(max(event.at_s - job.placed_at_s, 0.0), MAX_START_COST_S)
-    if cost_s < state.start_cost_s:
-        if job.previous_generation is not None:
-            return state
-        cost_s = state.start_cost_s + FASTER_START_WEIGHT * (cost_s - state.start_cost_s)
-    return fast_replace(state, start_cost_s=cost_s)
+    if lasted_s >= known_s:
+        return lasted_s
+    return known_s if job.previous_generation is not None else known_s + FASTER_START_WEIGHT * (lasted_s - known_s)
 
 
 def generation_started(state: PoolState, job: Job, event: events.GenerationStarted) -> Job:
@@ -57,6 +72,7 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
     return fast_replace(
         job,
         started_at_s=event.at_s,
+        start_phases=(),
         trained_on=tuple(dict.fromkeys((*job.trained_on, *nodes_of(job.gpus)))),
         nodes_lost_at_start=(),
         settled_generation=event.generation,
@@ -214,6 +230,18 @@ def is_new_warning(job: Job, warning: str) -> bool:
 
 def job_warned(job: Job, warning: str) -> Job:
     return fast_replace(job, warnings=(*job.warnings, warning)) if is_new_warning(job, warning) else job
+
+
+def is_new_phase(job: Job, phase: str) -> bool:
+    """Whether a report on this start adds anything."""
+    return job.started_at_s is None and phase not in job.start_phases and len(job.start_phases) < _MOST_PHASES
+
+
+def start_phase_reported(job: Job, event: events.JobWarned) -> Job:
+    """What the code of a worker does in the start of the current generation."""
+    if not is_intact(job, event.generation) or not is_new_phase(job, event.phase):
+        return job
+    return fast_replace(job, start_phases=(*job.start_phases, event.phase))
 
 
 def is_new_slow_gpu(state: PoolState, job: Job, rank: int, at_s: float) -> bool:

@@ -42,6 +42,7 @@ from elasticflow.services.executor.worker.engine.user_code_checks import (
 )
 from elasticflow.services.executor.worker.interface import TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
+from elasticflow.services.executor.worker.process.users_process import PROCESS
 from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.training_interface import Stateful
@@ -229,12 +230,17 @@ class JobObjects:
 def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
     """Raises TrainingFailed, and what the user's code raises."""
     seed_generators(seed_of(spec.seed, SeedPhase.INITIALIZE))
+    is_script = spec.entry == SCRIPT
     with in_users_code("while the model and the data set were made"):
+        PROCESS.phase = "in the script, before elastic()" if is_script else "in init_model()"
         model = require_model(function.init_model()).to(device)
+        PROCESS.phase = "in init_dataset()"
         dataset = recognize(function.init_dataset())
+        PROCESS.phase = "in init_optimizer()"
         optimizer = require_optimizer(function.init_optimizer(model))
         refuse_later_groups(optimizer)
-        stateful, is_script = require_stateful(function.stateful()), spec.entry == SCRIPT
+        PROCESS.phase = "in stateful()"
+        stateful = require_stateful(function.stateful())
         if is_script:
             refuse_gradient_scaling()
         else:

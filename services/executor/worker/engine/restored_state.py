@@ -175,7 +175,8 @@ def _nothing_readable(checkpoints: CheckpointStore, assignment: Assignment) -> s
         )
     return (
         f"the checkpoint of iteration {assignment.checkpoint_iteration} is not in {assignment.checkpoint_dir}, and no "
-        "older one: set EF_DATA_DIR to the same shared storage on all nodes of the pool, or EF_CHECKPOINT_STORE to a bucket"
+        "older one: set EF_DATA_DIR to the same shared storage on all nodes of the pool, or EF_CHECKPOINT_STORE to a "
+        "bucket"
     )
 
 

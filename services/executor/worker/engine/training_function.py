@@ -35,6 +35,7 @@ _METHODS = (
 def load_training_function(spec: JobSpec, code_path: str) -> TrainingFunction:
     """An instance of the job's class, with its hyperparameters. Raises TrainingFailed if it cannot be loaded."""
     module_name, _, class_name = spec.training_function.partition(":")
+    PROCESS.phase = f"at the import of {module_name}"
     try:
         module = import_users_module(module_name, code_path)
     except NotImportable as error:

@@ -51,8 +51,7 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
     """
     if assignment.purpose == "train":
         EXIT_HANDLERS.begin()
-    stacks_after_s = assignment.timeouts.stall_timeout_s / 2
-    with in_job_folder(assignment) as assignment, Telemetry(channel, stacks_after_s) as telemetry:
+    with in_job_folder(assignment) as assignment, Telemetry(channel, assignment.timeouts) as telemetry:
         if assignment.spec.entry == TORCHRUN:
             speed = torchrun_script.run(assignment, channel, telemetry)
         else:

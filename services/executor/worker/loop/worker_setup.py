@@ -62,6 +62,7 @@ from elasticflow.services.executor.worker.process.device import (
     warn_if_occupied,
 )
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
+from elasticflow.services.executor.worker.process.users_process import PROCESS
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript
 from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
@@ -232,6 +233,7 @@ def set_up(
     if assignment.plan.num_virtual_nodes and not function.virtual_nodes:  # those of its code come first
         function.virtual_nodes = assignment.plan.num_virtual_nodes
     objects = make_job_objects(function, spec, device)
+    PROCESS.phase = "in a step on trial"
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset
     stateful: Mapping[str, Stateful] = {
         "model": model,
@@ -255,6 +257,7 @@ def set_up(
     if assignment.plan.transfers_state and dry_step_pays(objects, device):
         computed = virtual_nodes.computed_by(assignment.rank, assignment.plan.world_size)
         run_dry_step(objects, virtual_nodes, computed, device, spec.seed)
+    PROCESS.phase = ""
     joins = assignment.plan.transfers_state
     result = join_rendezvous(
         specification,
@@ -305,6 +308,7 @@ def set_up(
         _come_to(dataset.stream.resume(state["stream"]), read_ahead, telemetry)
     if isinstance(function, ElasticScript):
         kept = _kept_behind_the_loops_beginning(objects) if "model" in state else nullcontext()
+        PROCESS.phase = "in the script, before its first batch"
         with kept, in_users_code("before its first batch"):
             function.enter_loop(state["iteration"], dataset)
         objects.additional.note_first_plain()
@@ -410,7 +414,8 @@ def _approach_stream(stream: Stream, read_ahead: ReadAhead, telemetry: Telemetry
 
 
 def _come_to(place: StreamPlace, read_ahead: ReadAhead, telemetry: Telemetry) -> None:
-    with in_users_code("on the way to its place in the data"):
+    PROCESS.phase = "on the way to its place in the data"
+    with in_users_code(PROCESS.phase):
         read_ahead.begin_at(place, telemetry.progressed)
 
 

@@ -1,9 +1,9 @@
 """Reports progress and speed to the executor, from a thread of its own.
 
 The thread reports even while the training makes no progress, for example in a step that never returns. So silence means
-a dead process, and `Alive` means a stuck one. It writes its stacks into the job's log, and the lines of users' code in
-which it hangs into the job's history. At its end the thread reports the last steps, so that a failed job shows in which
-iteration it failed.
+a dead process, and `Alive` means a stuck one, or one that still starts, with what its code does. It writes its stacks
+into the job's log, and the lines of users' code in which it hangs into the job's history. At its end the thread reports
+the last steps, so that a failed job shows in which iteration it failed.
 """
 
 import faulthandler
@@ -17,7 +17,8 @@ from types import TracebackType
 
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
 from elasticflow.services.executor.worker.process.users_process import PROCESS, places_of_threads
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive, Lagged, Progressed, Warned
+from elasticflow.shared.messages.timeouts import FailureTimeouts
+from elasticflow.shared.messages.worker_protocol.from_worker import PHASE_S, Alive, Lagged, Progressed, Warned
 from elasticflow.shared.runtime.process.logs import log
 
 _PERIOD_S = 0.5
@@ -27,10 +28,13 @@ _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a cha
 
 
 class Telemetry:
-    """stacks_after_s: seconds without progress; then the log gets the stacks of all threads, once."""
+    """After half of a time-out without progress, the log gets the stacks of all threads, once. timeouts: None: not."""
 
-    def __init__(self, channel: ExecutorLink, stacks_after_s: float = math.inf) -> None:
-        self._channel, self._stacks_after_s = channel, stacks_after_s
+    def __init__(self, channel: ExecutorLink, timeouts: FailureTimeouts | None = None) -> None:
+        self._channel, self._trains = channel, False
+        self._longest_start_s = math.inf if timeouts is None else timeouts.longest_start_s
+        self._phase_s = min(PHASE_S, self._longest_start_s / 8)
+        self._longest_step_s = math.inf if timeouts is None else timeouts.stall_timeout_s
         self._lock = threading.Lock()
         self._step_ends: deque[tuple[int, float]] = deque(maxlen=_RATE_WINDOW)  # (iteration, monotonic s)
         self._iteration = 0
@@ -58,6 +62,7 @@ class Telemetry:
         """Training starts at this iteration; earlier steps do not count for the speed."""
         with self._lock:
             self._step_ends.clear()
+            self._trains = True
             self._iteration = iteration
             self._progressed_at_s = time.monotonic()
 
@@ -85,15 +90,19 @@ class Telemetry:
             self._progressed_at_s = time.monotonic()
 
     def _report(self) -> None:
-        reported, ends, shown_at_s = 0, False, -1.0
+        reported, ends, shown_at_s, phase, phase_since_s = 0, False, -1.0, "", time.monotonic()
         while not ends:
             ends = self._closed.wait(_PERIOD_S)
             with self._lock:
                 iteration, metrics = self._iteration, self._metrics
                 rate = _rate(self._step_ends)
-                progressed_at_s = self._progressed_at_s
-            idle_s = time.monotonic() - progressed_at_s
-            if idle_s > self._stacks_after_s and shown_at_s != progressed_at_s and not ends:
+                progressed_at_s, trains = self._progressed_at_s, self._trains
+            now_s = time.monotonic()
+            idle_s = now_s - progressed_at_s
+            if (now := "" if trains else PROCESS.phase) != phase:
+                phase, phase_since_s = now, now_s
+            stacks_after_s = (self._longest_step_s if trains else self._longest_start_s) / 2
+            if idle_s > stacks_after_s and shown_at_s != progressed_at_s and not ends:
                 shown_at_s = progressed_at_s
                 _write_stacks(idle_s)
                 if places := places_of_threads():
@@ -103,7 +112,8 @@ class Telemetry:
                 self._channel.send(Progressed(iteration=iteration, iterations_per_s=rate, metrics=metrics))
                 reported = iteration
             elif not ends:
-                self._channel.send(Alive(iteration=iteration, seconds_since_progress=idle_s))
+                shown = phase if now_s - phase_since_s >= self._phase_s else ""
+                self._channel.send(Alive(iteration=iteration, seconds_since_progress=idle_s, phase=shown))
 
 
 def _write_stacks(idle_s: float) -> None:

@@ -129,11 +129,14 @@ def _locally() -> str:
 
 
 class UsersProcess:
-    """This process, once it is the worker of a job. where: what users' code does now, such as "in iteration 7"."""
+    """This process, once it is the worker of a job. where: what users' code does now, such as "in iteration 7".
+
+    phase: the same in a start, as users know its parts; "": the engine is at work, or waits for peers.
+    """
 
     def __init__(self) -> None:
         self.entry = ""
-        self.where = ""
+        self.where = self.phase = ""
         self.is_worker = False
         self.is_forked = False
         self.report_progress: Callable[[], None] = lambda: None  # the steps done, before the process ends

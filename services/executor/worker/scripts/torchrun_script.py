@@ -303,6 +303,7 @@ def run(assignment: Assignment, channel: Channel, telemetry: Telemetry) -> Profi
     try:
         channel.begin_training()  # from here on a stop arrives as SIGTERM
         with stop.ends_block():
+            PROCESS.phase = "in the script, before its first step"
             with in_users_code("in the script", has_peers=True):
                 progress.ended_by = run_script(assignment.spec, assignment.code_path, world.environment)
             if not channel.stop_requested:

@@ -35,6 +35,8 @@ gpu_type = "A100,V100"
 gpu_memory = "40GiB"
 mixed = true
 shard_optimizer = true
+start_timeout = "10m"
+stall_timeout = "5m"
 torchrun = false
 class = "slo"
 priority = 2.5
@@ -114,6 +116,8 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--gpu-memory=40GiB",
         "--mixed",
         "--shard-optimizer",
+        "--start-timeout=10m",
+        "--stall-timeout=5m",
         "--class=slo",
         "--priority=2.5",
         "--name=nightly",

@@ -15,6 +15,7 @@ from elasticflow import ElasticJob, Scalar
 from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.errors import InvalidJob
 from elasticflow.sdk.job import Condition
+from elasticflow.sdk.script import Script
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
@@ -60,6 +61,26 @@ def test_a_job_may_divide_the_state_of_its_optimizer():
     chosen = SubmissionOptions(target="a.py", shard_optimizer=True)
     assert chosen.apply(Small()).set_deadline(within="2m").spec().shard_optimizer
     assert chosen.command() == "eflow submit a.py --shard-optimizer"
+
+
+class Patient(Small):
+    start_timeout_s = 600
+    stall_timeout_s = 90.5
+
+
+def test_a_job_declares_how_long_a_start_and_a_step_may_take():
+    declared = [job.set_deadline(within="2m").spec() for job in (Small(), Patient())]
+    assert [(spec.start_timeout_s, spec.stall_timeout_s) for spec in declared] == [(0.0, 0.0), (600.0, 90.5)]
+    chosen = SubmissionOptions(target="a.py", start_timeout="10m", stall_timeout="90s")
+    spec = chosen.apply(Small()).set_deadline(within="2m").spec()
+    assert (spec.start_timeout_s, spec.stall_timeout_s) == (600.0, 90.0)
+    assert chosen.command() == "eflow submit a.py --start-timeout 10m --stall-timeout 90s"
+    script = Script("train:__main__").set_hyperparameter(global_batch_size=8).term_condition(max_iterations=9)
+    assert script.set_deadline(within="2m").set_timeouts(start="10m").spec().start_timeout_s == 600.0
+    assert Patient().set_deadline(within="2m").set_timeouts(start=0).spec().start_timeout_s == 0.0
+    for wrong in (-1, float("nan"), "soon"):
+        with pytest.raises(InvalidJob, match="timeout"):
+            Small().set_deadline(within="2m").set_timeouts(stall=wrong).spec()
 
 
 def test_a_job_has_a_priority_beside_others_of_its_tenant():

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import NodeReported, PlacedJob, WorkerRe
 from testbed import histories
 from testbed.histories import NOW_S, History, gpus, spec
 from tests.support.executor_node import TIMELINE
-from tests.support.worker_events import admitted, joined, placed
+from tests.support.worker_events import admitted, crashed, joined, placed
 
 TIMEOUT_S = 3.0
 BEAT_S = 0.5
@@ -516,6 +516,70 @@ def placed_only(deadline_s: float = NOW_S + 10_000.0, **config: Any) -> Monitor:
     placed = PlacedJob(job_id="a", generation=1, gpus=gpus("node-0:0"))
     history = pool(2, stall_timeout_s=60.0, **config).then(admitted)
     return Monitor(history.then(events.PlacementDecided(placements=(placed,), at_s=NOW_S)))
+
+
+def starting(placed_at_s: float = NOW_S, *, phase: str = "", config: Any = None, **changes: Any) -> Monitor:
+    """Of job a, whose worker has not started, in a pool where jobs may go on for 60 s without a step."""
+    history = pool(2, stall_timeout_s=60.0, **(config or {}))
+    history.then(admitted("a", spec=spec(**changes), deadline_s=NOW_S + 10_000.0))
+    placed = PlacedJob(job_id="a", generation=1, gpus=gpus("node-0:0"))
+    history.then(events.PlacementDecided(placements=(placed,), at_s=placed_at_s))
+    if phase:
+        warned = events.JobWarned(job_id="a", generation=1, warning="slow", phase=phase, at_s=placed_at_s)
+        history.then(warned)
+    return Monitor(history)
+
+
+def test_a_job_may_start_for_as_long_as_it_declares_and_fails_then_with_what_it_did() -> None:
+    monitor = starting(start_timeout_s=300.0, phase="in init_model()")
+    assert told(monitor.hears_for(NOW_S, NOW_S + 300.0, beat()), events.JobFailed) == []
+    (failed,) = told(monitor.hears_for(NOW_S + 300.5, NOW_S + 302.0, beat()), events.JobFailed)
+    assert failed.error.startswith("it did not start to train within 300 s: a worker was in init_model(). `eflow logs")
+    assert failed.error.endswith("if it needs longer, submit it with --start-timeout, of up to 3600 s")
+
+
+def test_a_declared_start_is_no_excuse_once_the_job_trains() -> None:
+    monitor = starting(start_timeout_s=300.0)
+    monitor.then(events.GenerationStarted(job_id="a", generation=1, num_gpus=1, iteration=0, at_s=NOW_S + 200.0))
+    assert told(monitor.hears_for(NOW_S + 200.0, NOW_S + 260.0, beat(report("a", 0))), events.JobFailed) == []
+    (failed,) = told(monitor.hears_for(NOW_S + 260.5, NOW_S + 262.0, beat(report("a", 0))), events.JobFailed)
+    assert failed.error.endswith("if it needs longer, submit it with --stall-timeout, of up to 3600 s")
+
+
+def test_a_job_may_go_on_without_a_step_for_as_long_as_it_declares() -> None:
+    monitor = starting(stall_timeout_s=300.0)
+    monitor.then(events.GenerationStarted(job_id="a", generation=1, num_gpus=1, iteration=0, at_s=NOW_S))
+    assert told(monitor.hears_for(NOW_S, NOW_S + 300.0, beat(report("a", 0))), events.JobFailed) == []
+    assert told(monitor.hears_for(NOW_S + 300.5, NOW_S + 302.0, beat(report("a", 0))), events.JobFailed)
+
+
+def test_a_step_that_may_take_long_does_not_lengthen_a_start() -> None:
+    assert told(starting(stall_timeout_s=300.0).hears_for(NOW_S, NOW_S + 62.0, beat()), events.JobFailed)
+
+
+def test_an_operator_bounds_what_a_running_job_has_declared() -> None:
+    monitor = starting(start_timeout_s=300.0, config={"max_job_timeout_s": 100.0})
+    assert told(monitor.hears_for(NOW_S, NOW_S + 100.0, beat()), events.JobFailed) == []
+    assert told(monitor.hears_for(NOW_S + 100.5, NOW_S + 102.0, beat()), events.JobFailed)
+
+
+def test_survivors_may_wait_for_a_start_that_is_declared_to_be_long() -> None:
+    history = pool(4, stall_timeout_s=60.0, stop_free=True)
+    history.then(admitted("a", spec=spec(start_timeout_s=300.0), deadline_s=NOW_S + 10_000.0))
+    history.then(placed(1, "node-0:0", "node-0:1")).started("a", at_s=NOW_S + 1.0)
+    job = history.then(crashed(1, rank=1), placed(2, "node-0:0", "node-0:2")).state.live_jobs["a"]
+    assert job.shrinks_to_survivors, "one survives, and waits for the other that starts"
+    at_s = job.placed_at_s
+    monitor = Monitor(history)
+    assert told(monitor.hears_for(at_s, at_s + 290.0, beat()), events.JobFailed) == []
+    assert told(monitor.hears_for(at_s + 290.5, at_s + 302.0, beat()), events.JobFailed)
+
+
+def test_a_promised_job_is_not_at_risk_while_it_starts_as_planned() -> None:
+    risky, planned = starting(), starting(start_timeout_s=50.0)
+    assert told(risky.hears_for(NOW_S, NOW_S + 45.0, beat()), events.JobAtRisk)
+    assert told(planned.hears_for(NOW_S, NOW_S + 45.0, beat()), events.JobAtRisk) == []
+    assert told(planned.hears_for(NOW_S + 45.5, NOW_S + 52.0, beat()), events.JobAtRisk)
 
 
 def test_a_job_whose_packages_are_being_installed_is_not_stalled() -> None:

@@ -255,10 +255,29 @@ def test_survivors_wait_longer_for_joining_workers_than_for_each_other() -> None
     assert node.emitted_of(events.WorkerCrashed) == []
     node = training(3).reports(Interrupted(iteration=5), rank=1).ends(signal=9)
     node.place("node-0:1", "node-0:2").reports(Interrupted(iteration=5), rank=2)
-    node.at(NOW_S + TIMES.start_timeout_s - 1.0)
+    node.at(NOW_S + TIMES.rendezvous_timeout_s - 1.0)
     assert [event.rank for event in node.emitted_of(events.WorkerCrashed)] == [0]
-    node.at(NOW_S + TIMES.start_timeout_s)
+    node.at(NOW_S + TIMES.rendezvous_timeout_s)
     assert [event.rank for event in node.emitted_of(events.WorkerCrashed)] == [0, 1], "no worker has to start"
+
+
+def test_survivors_wait_for_joining_workers_as_long_as_a_start_may_take() -> None:
+    node = training(2, start_timeout_s=600.0).reports(Interrupted(iteration=5), rank=1).ends(signal=9)
+    node.place("node-0:0", "node-0:1").at(NOW_S + TIMES.loss_confirmation_s).forget()
+    node.at(NOW_S + 599.0)
+    assert node.emitted_of(events.WorkerCrashed) == []
+    node.at(NOW_S + 600.0)
+    assert [event.rank for event in node.emitted_of(events.WorkerCrashed)] == [0], "the other never joined"
+
+
+def test_a_survivor_of_a_job_with_long_steps_has_time_to_notice_a_loss() -> None:
+    """The step that it takes may last as long as the job declares."""
+    usual, patient = (training(2, **declared) for declared in ({}, {"stall_timeout_s": 1_200.0}))
+    for node in (usual, patient):
+        node.ends(rank=0, signal=9).place("node-0:1").forget()
+        node.at(NOW_S + 200.0)
+    assert kills(1)[0] in usual.actions
+    assert kills(1)[0] not in patient.actions
 
 
 def test_a_survivor_whose_generation_has_started_is_not_charged_for_the_time_of_its_first_step() -> None:
@@ -276,9 +295,9 @@ def test_a_survivor_whose_generation_has_started_is_not_charged_for_the_time_of_
 def test_a_survivor_that_never_reports_its_switch_to_a_generation_that_started_is_given_up() -> None:
     node = training(3).reports(Interrupted(iteration=39), rank=0).reports(Interrupted(iteration=39), rank=1)
     node.ends(rank=2, signal=9).place("node-0:0", "node-0:1").at(NOW_S + 16.9).switches(rank=0, to=0).forget()
-    node.at(NOW_S + 16.8 + TIMES.start_timeout_s)
+    node.at(NOW_S + 16.8 + TIMES.rendezvous_timeout_s)
     assert node.emitted == []
-    node.at(NOW_S + 16.9 + TIMES.start_timeout_s)
+    node.at(NOW_S + 16.9 + TIMES.rendezvous_timeout_s)
     assert [(f.generation, f.rank) for f in node.emitted_of(events.WorkerCrashed)] == [(2, 1)]
 
 
@@ -305,7 +324,7 @@ def test_a_survivor_that_evaluates_has_not_ignored_the_loss_of_its_peer() -> Non
 def test_a_survivor_that_evaluates_for_longer_than_its_peers_wait_is_the_one_that_is_ended() -> None:
     node = training(3).reports(Progressed(iteration=5, iterations_per_s=10.0, metrics={}))
     node.reports(Interrupted(iteration=5), rank=1).ends(rank=2, signal=9).place("node-0:0", "node-0:1").forget()
-    for second in range(1, int(TIMES.start_timeout_s)):
+    for second in range(1, int(TIMES.rendezvous_timeout_s)):
         node.at(NOW_S + second).reports(Alive(iteration=5, seconds_since_progress=0.0))
     assert kills(0)[0] in node.actions
     assert kills(1)[0] not in node.actions
@@ -332,7 +351,7 @@ def test_a_joining_worker_whose_packages_are_being_installed_has_time_for_that()
     prepare_s = PoolConfig().prepare_timeout_s
     assert node.policy.wake_at_s(node.state) == NOW_S + 120.0 + prepare_s
     (start,) = node.starts
-    assert start.assignment.timeouts.rendezvous_wait_s == TIMES.start_timeout_s + prepare_s
+    assert start.assignment.timeouts.rendezvous_wait_s == TIMES.rendezvous_timeout_s + prepare_s
     assert start.assignment.timeouts.switch_wait_s == TIMES.collective_timeout_s + prepare_s
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from elasticflow.history.event_text import event_text
+from elasticflow.history.pool_views import job_view
 from elasticflow.services.executor.decisions.local_events_and_actions import (
     ContactLost,
     ContactRestored,
@@ -14,7 +15,13 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Progressed, Warned
+from elasticflow.shared.messages.worker_protocol.from_worker import (
+    Alive,
+    CheckpointWritten,
+    Progressed,
+    Started,
+    Warned,
+)
 from elasticflow.shared.state.job import Job
 from testbed.histories import NOW_S
 from tests.support.executor_node import OTHER_NODE, ExecutorNode, kills, kinds, lost, stops
@@ -147,6 +154,56 @@ def test_where_a_worker_hangs_is_in_the_history_of_the_job_whatever_its_rank() -
         node.state.pool.live_jobs["a"].warnings
     )
     assert len(node.state.pool.live_jobs["a"].warnings) == 1
+
+
+def test_what_the_code_does_in_a_long_start_is_in_the_history_of_the_job_once() -> None:
+    node = ExecutorNode().settle().admit("a").place("node-0:0", "node-0:1")
+
+    def says(phase: str, *, rank: int = 0) -> None:
+        node.reports(Alive(iteration=0, seconds_since_progress=9.0, phase=phase), rank=rank).settle()
+
+    says("")
+    assert node.emitted_of(events.JobWarned) == [], "a short start is nothing to tell"
+    says("in init_model()")
+    (event,) = node.emitted_of(events.JobWarned)
+    job = job_of(node)
+    assert (event.phase, job.start_phases, job.warnings) == ("in init_model()", ("in init_model()",), ())
+    assert job_view(job, NOW_S).activity_in_words == "starting, in init_model()"
+    before = replace(job, start_phases=())
+    assert event_text(event, before, job, node.state.pool) == "starting: a worker is in init_model()"
+    assert event_text(event, job, job, node.state.pool) == ""
+    for phase, rank in (("in init_dataset()", 1), ("in init_model()", 0), ("in init_dataset()", 1)):
+        says(phase, rank=rank)
+    assert [event.phase for event in node.emitted_of(events.JobWarned)] == ["in init_model()", "in init_dataset()"]
+    assert node.unchanged_by(event)
+    for rank in range(2):
+        node.reports(Started(iteration=0), rank=rank)
+    says("in init_model()")
+    assert len(node.emitted_of(events.JobWarned)) == 2
+    assert job_view(job_of(node), NOW_S).activity_in_words == "running"
+
+
+def test_a_worker_that_joins_others_tells_no_phase() -> None:
+    """The job trains meanwhile."""
+    node = ExecutorNode().stop_free().training(1).place("node-0:0", "node-0:1")
+    node.reports(Alive(iteration=0, seconds_since_progress=9.0, phase="in init_model()"), generation=2, rank=1).settle()
+    assert node.emitted_of(events.JobWarned) == []
+
+
+def test_a_worker_gets_the_timeouts_that_its_job_declares() -> None:
+    node = ExecutorNode().settle().admit("a", start_timeout_s=600.0, stall_timeout_s=90.0).place("node-0:0")
+    (start,) = node.starts
+    timeouts = start.assignment.timeouts
+    assert (timeouts.longest_start_s, timeouts.stall_timeout_s) == (600.0, 90.0)
+
+
+def test_a_profiling_run_whose_start_is_declared_to_be_long_has_this_time_more() -> None:
+    for declared, limit_s in (({}, 600.0), ({"start_timeout_s": 700.0}, 600.0 + 580.0)):
+        node = ExecutorNode().settle().profile("a", **declared).place("node-0:0")
+        node.at(NOW_S + limit_s - 1.0)
+        assert node.emitted_of(events.JobFailed) == []
+        node.at(NOW_S + limit_s)
+        assert f"did not end within {limit_s:.0f} s" in node.emitted_of(events.JobFailed)[0].error
 
 
 def test_a_job_has_few_warnings() -> None:

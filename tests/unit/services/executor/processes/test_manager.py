@@ -15,6 +15,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
+from elasticflow.services.executor.processes import manager as manager_module
 from elasticflow.services.executor.processes.fork_server_client import Exited
 from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import GenerationSecrets, WorkerManager
@@ -240,6 +241,35 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
     assert (manager.preparing, within) == ((), [300.0, 300.0])
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_a_start_that_waits_for_packages_says_so_once_it_takes_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+
+    async def folder(packages: InstalledPackages, tenant: str, requirements: Any, *, within_s: float) -> str:
+        await told.wait()
+        return "packages"
+
+    monkeypatch.setattr(InstalledPackages, "folder", folder)
+    monkeypatch.setattr(manager_module, "PHASE_S", 0.01)
+    launcher, noted = Launcher(), asyncio.Queue[LocalEvent]()
+    manager = manager_of(launcher, tmp_path, noted.put_nowait)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    plan = GenerationPlan(generation=1, world_size=1)
+    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=spec(requirements=("einops",)), checkpoint_dir="unused")
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    reported = await noted.get()
+    assert isinstance(reported, WorkerReported)
+    assert isinstance(reported.message, Alive)
+    assert reported.message.phase == "fetching its packages and data"
+    told.set()
+    await launcher.launched.get()
+    running.cancel()
+    await asyncio.wait({running})
+    assert noted.empty()
 
 
 HAN = ContinuedJob(job_id="han", identity="1" * 16, iteration=40)
