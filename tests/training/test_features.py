@@ -1,6 +1,7 @@
 """What people use in their training: the same bits while workers join and leave."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,14 @@ async def test_the_sink_gets_each_iteration_once_whichever_worker_leads(node, sp
     await train(node, job(spec_of, "Fed", folder=str(tmp_path)))
     alone = {int(iteration): loss for iteration, loss, _ in fed()}
     assert [loss for _, loss, _ in lines] == [alone[iteration] for iteration, _, _ in lines]
+
+
+async def test_one_worker_feeds_the_sink_although_all_write_parts_of_the_checkpoint(node, spec_of, tmp_path):
+    spec = replace(job(spec_of, "Fed", folder=str(tmp_path)), shard_optimizer=True)
+    await train(node, spec, num_workers=2)
+    lines = [line.split() for line in (tmp_path / "fed").read_text().splitlines()]
+    assert [int(iteration) for iteration, *_ in lines] == list(range(1, LAST + 1))
+    assert len({process for *_, process in lines}) == 1
 
 
 async def test_tensorboard_shows_each_iteration_once_although_leaders_are_killed(node, spec_of, tmp_path, slow_down):

@@ -161,7 +161,7 @@ class _TrainingLoop:
         if (condition := trainer.condition_met()) is not None:
             _finish(trainer, self._writer, self._feed, self.channel, condition)
             return True
-        if trainer.checkpoints:
+        if trainer.checkpoints and trainer.is_rank_0:
             self._feed.feed(trainer.iteration, trainer.finite_metrics())
         if self._is_checkpoint_agreed:
             self._is_checkpoint_agreed = False
