@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, IterableDataset
 
 from elasticflow import ElasticJob, Scalar
+from elasticflow.adapters.mlflow import MLflow
 from elasticflow.adapters.tensorboard import TensorBoard
 
 SLOW_DOWN_S = 0.005  # times the square of the iterations done
@@ -170,6 +171,12 @@ class InTensorBoard(Plain):
     @cached_property
     def on_step(self) -> TensorBoard:
         return TensorBoard(str(self.hyperparameters["folder"]))
+
+
+class InMLflow(Plain):
+    @cached_property
+    def on_step(self) -> MLflow:
+        return MLflow(str(self.hyperparameters["uri"]), experiment=str(self.hyperparameters["experiment"]))
 
 
 def write_shards(folder: Path) -> None:

@@ -55,13 +55,13 @@ async def test_resizes_do_not_change_the_bits_of_a_compiled_model(node, spec_of,
     assert resized == alone
 
 
-async def train_with_lost_leaders(node, spec, slow_down, fed_iterations) -> None:
+async def train_with_lost_leaders(node, spec, slow_down, fed_iterations, **launch) -> None:
     """The leader leaves; the next one is killed; then all workers are, and a checkpoint lies behind what was fed.
 
     fed_iterations: returns the iterations that the sink has.
     """
     job_id = node.new_job_id()
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, checkpoint_every_s=0.3)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, checkpoint_every_s=0.3, **launch)
     await workers.first(Progressed)
     workers = await switch(node, workers, [1, None])
     await fed_again(workers, fed_iterations)
@@ -73,7 +73,7 @@ async def train_with_lost_leaders(node, spec, slow_down, fed_iterations) -> None
     workers.workers[0].kill()
     await workers.ended()
     assert 0 < len(fed_iterations()) < LAST
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, generation=4)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, generation=4, **launch)
     slow_down.unlink()
     await end_of(node, workers)
 
