@@ -104,10 +104,10 @@ class Sender:
         self._changed = threading.Condition()
         self._queued: list[Point] = []
         self._run: Run | None = None
-        self._journal = Journal(job.folder / f"tracked-{service}")
+        self._journal = Journal(job.folder / f"tracked-{service}-{job.identity or 'local'}")
         self._is_over = False  # nothing may be put any more
         self._ends = False  # the process does
-        self._is_failing = False
+        self._is_failing = self._has_refused = False
         self._num_lost = 0
         self._thread = threading.Thread(target=self._work, name=f"{service} of {job.job_id}", daemon=True)
         self._thread.start()
@@ -151,10 +151,11 @@ class Sender:
     def _work(self) -> None:
         delay_s = INTERVAL_S
         while True:
+            left = self._journal.take_over()
             with self._changed:
-                self._changed.wait_for(lambda: self._ends, delay_s)
-                if left := self._journal.take_over():
+                if left:
                     self._queued = sorted(left + self._queued, key=lambda point: point.iteration)
+                self._changed.wait_for(lambda: self._ends, delay_s)
                 batch, self._queued = self._queued[:MAX_BATCH], self._queued[MAX_BATCH:]
                 if not batch:
                     self._journal.clear()
@@ -175,7 +176,9 @@ class Sender:
                 atexit.register(self.end)
             self._run.write(batch)
         except Refused as error:
-            self._warn("the service refuses iterations %d to %d: %s", batch[0].iteration, batch[-1].iteration, error)
+            if not self._has_refused:  # all others may be refused, too
+                self._warn("the service refuses the iterations from %d on: %s", batch[0].iteration, error)
+            self._has_refused = True
         except Exception as error:
             if not self._is_failing:
                 self._warn("the training goes on, and its metrics wait: %s: %s", type(error).__name__, error)
@@ -216,6 +219,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{fresh_id()}.jsonl"
         self._file = -1
+        self._is_empty = True
         self._own.add(self._path)
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -223,13 +227,16 @@ class Journal:
             _lock(self._file)
 
     def add(self, points: Sequence[Point]) -> None:
+        self._is_empty = False
         with suppress(OSError):
             os.write(self._file, "".join(f"{json.dumps(asdict(point))}\n" for point in points).encode())
 
     def clear(self) -> None:
         """The service has all of it."""
-        with suppress(OSError):
-            os.ftruncate(self._file, 0)
+        if not self._is_empty:
+            with suppress(OSError):
+                os.ftruncate(self._file, 0)
+        self._is_empty = True
 
     def delete(self) -> None:
         with suppress(OSError):
@@ -240,7 +247,10 @@ class Journal:
     def take_over(self) -> list[Point]:
         """The points of processes that are gone; they are in this journal from now on."""
         points: list[Point] = []
-        for path in (each for each in self._path.parent.glob("*.jsonl") if each not in self._own):
+        others: list[Path] = []
+        with suppress(OSError):
+            others += (each for each in self._path.parent.glob("*.jsonl") if each not in self._own)
+        for path in others:
             with suppress(OSError), path.open("r+b") as file:
                 _lock(file.fileno())
                 found = list(_points(file.read()))

@@ -266,6 +266,8 @@ def _callback_of(trainer: Any, attach: Callable[..., Any], further: Sequence[Any
     from transformers import TrainerCallback  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     class JobPosition(TrainerCallback):
+        _steps: Any = None
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             loader = objects["train_dataloader"]
             optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it was before Accelerate
@@ -280,7 +282,7 @@ def _callback_of(trainer: Any, attach: Callable[..., Any], further: Sequence[Any
             state.global_step, state.epoch = self._steps.iteration, self._steps.epochs_done
 
         def on_log(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-            for tracker in trackers:
+            for tracker in trackers if self._steps is not None else ():  # None: it evaluates before it trains
                 tracker.note(self._steps.iteration, objects.get("logs") or {})
 
         def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:

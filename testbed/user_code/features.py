@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from elasticflow import ElasticJob, Scalar
 from elasticflow.adapters.mlflow import MLflow
 from elasticflow.adapters.tensorboard import TensorBoard
+from elasticflow.shared.training_interface import running_job
 
 SLOW_DOWN_S = 0.005  # times the square of the iterations done
 NUM_IMAGES, IMAGES_IN_A_SHARD = 48, 8
@@ -165,6 +166,16 @@ class Fed(Plain):
     def on_step(self, iteration: int, metrics: Mapping[str, float]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         with (Path(str(self.hyperparameters["folder"])) / "fed").open("a") as file:
             file.write(f"{iteration} {metrics['loss']} {os.getpid()}\n")
+
+
+class SeesItsJob(Plain):
+    """Writes what its sink sees of the job, one line for each call, into `seen` in the folder."""
+
+    def on_step(self, iteration: int, metrics: Mapping[str, float]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        job = running_job()
+        assert job is not None
+        with (Path(str(self.hyperparameters["folder"])) / "seen").open("a") as file:
+            file.write(f"{job.job_id} {job.identity} {job.deadline_s} {job.num_gpus} {job.leads} {job.has_finished}\n")
 
 
 class InTensorBoard(Plain):

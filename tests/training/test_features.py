@@ -103,6 +103,19 @@ async def test_the_sink_gets_each_iteration_once_whichever_worker_leads(node, sp
     assert [loss for _, loss, _ in lines] == [alone[iteration] for iteration, _, _ in lines]
 
 
+async def test_the_sink_sees_its_job_and_how_many_gpus_it_has(node, spec_of, tmp_path, slow_down):
+    spec = job(spec_of, "SeesItsJob", folder=str(tmp_path), slow_down=str(slow_down))
+    named = {"job_id": node.new_job_id(), "job_identity": "c" * 16, "deadline_s": 2_000_000_000.0}
+    workers = await node.launch(spec, num_workers=2, **named)
+    await workers.first(Progressed)
+    workers = await switch(node, workers, [1, 0, None])
+    slow_down.unlink()
+    await end_of(node, workers)
+    lines = (tmp_path / "seen").read_text().splitlines()
+    about = f"{named['job_id']} {named['job_identity']} {named['deadline_s']}"
+    assert list(dict.fromkeys(lines)) == [f"{about} {num_gpus} True False" for num_gpus in (2, 3)]
+
+
 async def test_one_worker_feeds_the_sink_although_all_write_parts_of_the_checkpoint(node, spec_of, tmp_path):
     spec = replace(job(spec_of, "Fed", folder=str(tmp_path)), shard_optimizer=True)
     await train(node, spec, num_workers=2)

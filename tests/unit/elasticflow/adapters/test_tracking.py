@@ -144,7 +144,7 @@ def test_what_the_service_refuses_is_named_and_not_repeated(job: RunningJob, cap
     run.fails = Refused("no such metric")
     tracker = Tracker("mlflow", lambda _: run)
     tracker(1, {"loss": 0.5})
-    run.wait_for(lambda: any("refuses iterations 1 to 1: no such metric" in each for each in caplog.messages))
+    run.wait_for(lambda: any("refuses the iterations from 1 on: no such metric" in each for each in caplog.messages))
     run.fails = None
     tracker(2, {"loss": 0.25})
     run.wait_for(lambda: run.points)
@@ -200,7 +200,7 @@ def _write_and_wait(folder: Path, ready, ends) -> None:
 
 def test_the_next_leader_takes_over_what_a_killed_one_had_queued(job: RunningJob) -> None:
     """But nothing of a process that lives, and no half line."""
-    folder = job.folder / "tracked-Tracker"
+    folder = job.folder / f"tracked-Tracker-{job.identity}"
     context = multiprocessing.get_context("spawn")
     killed = context.Process(target=_write_and_be_killed, args=(folder,))
     killed.start()
@@ -221,6 +221,19 @@ def test_the_next_leader_takes_over_what_a_killed_one_had_queued(job: RunningJob
     alive.join()
     assert run.iterations == [1, 2, 3]
     assert run.points[0] == Point(at_s=1.0, iteration=1, metrics={"loss": 0.5})
+
+
+def test_a_job_takes_nothing_over_from_an_earlier_one_with_its_name(job: RunningJob) -> None:
+    context = multiprocessing.get_context("spawn")
+    killed = context.Process(target=_write_and_be_killed, args=(job.folder / f"tracked-Tracker-{'e' * 16}",))
+    killed.start()
+    killed.join()
+    run = FakeRun()
+    tracker = Tracker("mlflow", lambda _: run)
+    tracker(1, {"loss": 0.25})
+    job.has_finished = True
+    run.wait_for(lambda: run.closed)
+    assert [point.metrics["loss"] for point in run.points] == [0.25]
 
 
 def test_a_full_disk_loses_the_journal_only(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
