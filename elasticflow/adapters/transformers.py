@@ -282,7 +282,9 @@ def _callback_of(trainer: Any, attach: Callable[..., Any], further: Sequence[Any
             state.global_step, state.epoch = self._steps.iteration, self._steps.epochs_done
 
         def on_log(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-            for tracker in trackers if self._steps is not None else ():  # None: it evaluates before it trains
+            if self._steps is None:  # it evaluates before it trains
+                return
+            for tracker in trackers:
                 tracker.note(self._steps.iteration, objects.get("logs") or {})
 
         def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
