@@ -20,6 +20,7 @@ from elasticflow.adapters.tensorboard import TensorBoard
 from elasticflow.shared.training_interface import running_job
 
 SLOW_DOWN_S = 0.005  # times the square of the iterations done
+STEADY_S = 0.03  # of a call of train()
 NUM_IMAGES, IMAGES_IN_A_SHARD = 48, 8
 
 Image = tuple[torch.Tensor, torch.Tensor]  # (channels, height, width), and its target (1,)
@@ -185,9 +186,18 @@ class InTensorBoard(Plain):
 
 
 class InMLflow(Plain):
+    """With `steady`, all steps of a job with `slow_down` take as long: for more changes than growing ones have time."""
+
+    hyperparameters: Mapping[str, Scalar] = {**Plain.hyperparameters, "uri": "", "experiment": "", "steady": ""}
+
     @cached_property
     def on_step(self) -> MLflow:
         return MLflow(str(self.hyperparameters["uri"]), experiment=str(self.hyperparameters["experiment"]))
+
+    def train(self, batch: Image, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        if (steady := str(self.hyperparameters["steady"])) and Path(steady).exists():
+            time.sleep(STEADY_S)
+        return super().train(batch, model, optimizer)
 
 
 def write_shards(folder: Path) -> None:

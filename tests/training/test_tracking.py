@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(conftest.IS_ASYNCHRONOUS, reason="the transport of tensors has no part in it"),
 ]
 EXPERIMENT = "digits"
+LAST_STEADY = 1500  # iterations
 
 
 @pytest.fixture
@@ -90,7 +91,8 @@ def tracked(spec_of: Any, uri: str, slow_down: Path, **more: Any) -> Any:
 
 async def test_a_job_of_five_resizes_has_one_run(node, spec_of, tmp_path, port, slow_down) -> None:
     async with server(tmp_path, port) as uri:
-        spec = tracked(spec_of, uri, slow_down)
+        settings = {"uri": uri, "experiment": EXPERIMENT, "steady": str(slow_down)}
+        spec = replace(job(spec_of, "InMLflow", **settings), max_iterations=LAST_STEADY)
         launched = {"job_id": node.new_job_id(), "job_identity": "5" * 16, "deadline_s": 2_000_000_000.0}
         workers = await node.launch(spec, num_workers=2, **launched)
         await workers.first(Progressed)
@@ -99,7 +101,7 @@ async def test_a_job_of_five_resizes_has_one_run(node, spec_of, tmp_path, port, 
         await end_of(node, workers)
         (run,) = runs(uri)
         losses, num_gpus = history(uri, "loss"), history(uri, "num_gpus")
-        assert [iteration for iteration, _ in losses] == list(range(1, LAST + 1))
+        assert [iteration for iteration, _ in losses] == list(range(1, LAST_STEADY + 1))
         assert {value for _, value in num_gpus} == {1.0, 2.0, 3.0}
         assert (run.info.status, run.info.run_name) == ("FINISHED", launched["job_id"])
         assert run.data.params["global_batch_size"] == "21"
