@@ -86,6 +86,7 @@ class MLflowRuns:
 
     def __init__(self, uri: str = "", experiment: str = "") -> None:
         require_extra("mlflow", "eflow track mlflow")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # a command's JSON is there
         self._client = _client(uri)
         self._experiment = experiment
 

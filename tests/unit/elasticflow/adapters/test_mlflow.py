@@ -105,7 +105,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     vars(module)["MlflowClient"] = lambda tracking_uri: client
     for each in (module, entities, exceptions):
         monkeypatch.setitem(sys.modules, each.__name__, each)
-    for name in adapter._SETTINGS:
+    for name in (*adapter._SETTINGS, "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"):  # which it sets
         monkeypatch.setenv(name, os.environ.get(name, "1"))
     monkeypatch.setattr(adapter, "require_extra", lambda *_: None)
     return client

@@ -58,10 +58,12 @@ def feed(tracker: tracking.Tracker, job: RunningJob, first: int) -> None:
 
 
 def test_mlflow_has_one_run_of_two_processes(
-    jobs: Iterator[RunningJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: Iterator[RunningJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # and puts it back
+    monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT")
     uri = f"file://{tmp_path}/runs"
     for job, first in zip(jobs, (1, 3), strict=True):
         feed(MLflow(uri, experiment="digits"), job, first)
@@ -77,7 +79,9 @@ def test_mlflow_has_one_run_of_two_processes(
     assert points["num_gpus"] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
     assert (run.info.status, run.data.params["learning_rate"]) == ("FINISHED", "0.1")
     assert client.get_run(run.data.tags["mlflow.parentRunId"]).info.run_name == "rates"
+    capfd.readouterr()
     assert MLflowRuns(uri).write("a" * 16, {"promise": "kept"}, "failed")
+    assert capfd.readouterr().out == "", "the command prints JSON"
     assert client.get_run(run.info.run_id).data.tags["elasticflow.promise"] == "kept"
 
 
