@@ -51,6 +51,7 @@ async def server(folder: Path, port: int) -> AsyncIterator[str]:
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder)},  # it leaves a lock there
         )
     try:
         async with asyncio.timeout(300):
