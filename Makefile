@@ -10,6 +10,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/pip install --quiet --no-compile -
 PACKAGES := $(VENV)/.packages
 TORCH := $(VENV)/.torch
 ADAPTERS := $(VENV)/.adapters
+TRACKING := $(VENV)/.tracking
 DOCS := $(VENV)/.docs
 PAGE := $(VENV)/.page
 CHART := $(VENV)/.chart
@@ -49,6 +50,13 @@ $(TORCH): $(PACKAGES)
 # because it would find a half of them.
 $(ADAPTERS): $(TORCH)
 	$(PIP) --editable '.[adapters,tensorboard]'
+	@touch $@
+
+# A real MLflow server has 60 packages, some older than those of constraints.txt: it gets an environment of its own.
+$(TRACKING): $(ADAPTERS)
+	$(PIP) --editable '.[mlflow,wandb]'
+	$(PYTHON) -m venv $(VENV)/tracking-server
+	$(VENV)/tracking-server/bin/pip install --quiet mlflow==3.17.2
 	@touch $@
 
 loops: $(PACKAGES)
@@ -93,6 +101,8 @@ endif
 nightly:  ## hours: `make test` and `make search`, what is marked nightly, 10,000 simulated runs with faults
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory search SEEDS=10000
+	@$(MAKE) --no-print-directory $(TRACKING)
+	$(BIN)/pytest -q tests/unit/elasticflow/adapters
 	$(BIN)/pytest -q -n $(WORKERS) --timeout 3600 -m nightly tests
 	$(BIN)/python -m tests.versions
 	$(BIN)/python -m benchmarks.regressions

@@ -41,6 +41,16 @@ class UnknownPool(Stop):
         return f"no pool {self.pool!r} on the NATS server at {self.url}; {there}"
 
 
+@dataclass(eq=False)
+class NotTracked(Retry):
+    """A tracking service does not take what it is told of a job's run."""
+
+    service: str
+    reason: str
+
+    MESSAGE: ClassVar[str] = "{service}: {reason}"
+
+
 KeyReason = Literal["no_keys", "unusable_keys", "operators_only", "wrong_tenant", "no_secrets_key"]
 
 

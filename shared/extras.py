@@ -23,6 +23,8 @@ _EXTRAS = {
     "examples": ("sklearn",),
     "adapters": ("transformers", "accelerate", "pytorch_lightning"),
     "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
     "safetensors": ("torch", "safetensors"),
     "web": ("starlette", "uvicorn"),
 }

@@ -2,7 +2,11 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
+
+from elasticflow.shared.messages.job_spec import JobSpec
 
 OnStep = Callable[[int, Mapping[str, float]], None]  # iteration: steps done; metrics: means over the global batch
 
@@ -42,3 +46,38 @@ def offering(whole_batch: WholeBatch) -> Generator[None]:
 def offered_whole_batch() -> WholeBatch | None:
     """The whole batch that the worker offers; None outside of train(), and outside of a job."""
     return _offered[-1] if _offered else None
+
+
+# --- the running job -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningJob:
+    """The job that this process works for, as it is now: a sink names its run by it.
+
+    identity: as `Job.identity`; "": a local run. deadline_s: as it was when this process got the job. folder: of the
+    job, on storage that its nodes share. num_gpus: of the job now; 0: it does not train yet. leads: this process calls
+    the sink. has_finished: the last iteration was fed.
+    """
+
+    job_id: str
+    identity: str
+    spec: JobSpec
+    deadline_s: float | None
+    folder: Path
+    num_gpus: int = 0
+    leads: bool = False
+    has_finished: bool = False
+
+
+_running: list[RunningJob] = []
+
+
+def show_job(job: RunningJob) -> None:
+    """Show it to the sinks of this process, instead of the one before."""
+    _running[:] = [job]
+
+
+def running_job() -> RunningJob | None:
+    """The job of this process; None outside of workers and local runs."""
+    return _running[-1] if _running else None

@@ -11,7 +11,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from elasticflow.adapters.held_state import named_by_class
+from elasticflow.adapters.mlflow import MLflow
+from elasticflow.adapters.tracking import Tracker, sink_of
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, Unsupported, refuse, replace_accumulation
+from elasticflow.adapters.wandb import WeightsAndBiases
 from elasticflow.sdk.script import require_state, running_worker
 from elasticflow.shared.training_interface import OnStep, is_stateful
 
@@ -26,23 +29,37 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
     among it.
 
     The job's global batch replaces the loader's batch size and accumulate_grad_batches, and its checkpoints replace
-    the trainer's. `estimated_stepping_batches` and `num_training_batches` are those of the job. The trainer's loggers
-    and progress bar are off: every worker would have them. Code after `fit()` runs in one process. Raises Unsupported.
+    the trainer's. `estimated_stepping_batches` and `num_training_batches` are those of the job. Sinks of the job
+    replace `MLFlowLogger` and `WandbLogger`. Other loggers and the progress bar are off: every worker would have them.
+    Code after `fit()` runs in one process. Raises Unsupported.
     """
     require_state("elastic_trainer()", further)
     worker = running_worker()
     if worker is None:
         return trainer
     _refuse_unsupported(trainer)
+    sinks = [*([] if on_step is None else [on_step]), *_trackers_of(trainer.loggers)]
     _turn_off(trainer)
     replace_accumulation(trainer, "accumulate_grad_batches", worker.global_batch_size)
-    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, library=_HeldState(trainer))
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=sink_of(sinks), library=_HeldState(trainer))
     overrides = {trainer: _ElasticTrainer, trainer.fit_loop: _ElasticFitLoop, trainer.strategy: _ElasticStrategy}
     for each, override in overrides.items():
         kind = type(each)
         each.__class__ = type(kind.__name__, (override, kind), {})
-    trainer.strategy.job = _TrainedJob(trainer, worker, attach, further)
+    trackers = [each for each in sinks if isinstance(each, Tracker)]
+    trainer.strategy.job = _TrainedJob(trainer, worker, attach, further, trackers)
     return trainer
+
+
+def _trackers_of(loggers: Sequence[Any]) -> list[Tracker]:
+    """The library's loggers would make a run in each worker, and another one after each resize."""
+    found: list[Tracker] = []
+    for each in loggers:
+        if is_of_class(each, ("MLFlowLogger",)):
+            found.append(MLflow(each._tracking_uri or "", experiment=each._experiment_name or ""))
+        elif is_of_class(each, ("WandbLogger",)):
+            found.append(WeightsAndBiases(each._wandb_init["project"] or "", entity=each._wandb_init["entity"] or ""))
+    return found
 
 
 def _turn_off(trainer: Any) -> None:
@@ -50,7 +67,8 @@ def _turn_off(trainer: Any) -> None:
     one."""
     of_loggers = [each for each in trainer.callbacks if is_of_class(each, _OF_LOGGERS)]
     off = [*trainer.checkpoint_callbacks, *of_loggers]
-    if named := [type(each).__name__ for each in (*off, *trainer.loggers)]:
+    loggers = [each for each in trainer.loggers if not is_of_class(each, _TRACKED)]
+    if named := [type(each).__name__ for each in (*off, *loggers)]:
         logging.getLogger(__name__).warning(
             "%s: off in a job, whose every worker would write. The job's own checkpoints replace those of the trainer: "
             "save the model after fit(). elastic_trainer(trainer, on_step=...) gets the metrics of the job.",
@@ -113,6 +131,7 @@ _CALLBACKS = {
     "LearningRateFinder": "it trains outside of the job's steps",
     "Timer": "the end of the training would depend on the speed of each worker",
 }
+_TRACKED = ("MLFlowLogger", "WandbLogger")
 _OF_LOGGERS = ("LearningRateMonitor", "DeviceStatsMonitor")  # which fail without a logger
 
 
@@ -149,10 +168,19 @@ def _state_of_callbacks(callbacks: Sequence[Any]) -> Iterator[Any]:
 
 
 class _TrainedJob:
-    """The trainer's part in a job. attach: gives its objects to the worker. present: the step that is computed."""
+    """The trainer's part in a job. attach: gives its objects to the worker. trackers: get the metrics of validations.
+    present: the step that is computed."""
 
-    def __init__(self, trainer: Any, worker: Any, attach: Callable[..., Any], further: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        worker: Any,
+        attach: Callable[..., Any],
+        further: Sequence[Any],
+        trackers: Sequence[Tracker],
+    ) -> None:
         self.trainer = trainer
+        self._trackers = trackers
         self._further = further
         self.present: Any = None
         self.loader: Any = None
@@ -235,6 +263,15 @@ class _TrainedJob:
         steps = self.steps
         self.trainer.should_stop |= steps.iteration >= self._max_iterations or steps.epoch >= self._max_epochs
 
+    def note_validation(self) -> None:
+        """What the module has logged of this epoch's validation, if there was one."""
+        fit_loop = self.trainer.fit_loop
+        if self._trackers and fit_loop.epoch_loop._should_check_val_epoch():
+            names = {each.meta.name for each in fit_loop.epoch_loop.val_loop._results.values()}
+            found = {name: self.trainer.callback_metrics[name] for name in names & self.trainer.callback_metrics.keys()}
+            for tracker in self._trackers:
+                tracker.note(self.steps.iteration, found)
+
     def _require_whole_batch_in_monitors(self) -> None:
         """What training_step() logs is of the parts that this worker computes: another number of workers would stop, or
         lower the rate, at another step. Raises Unsupported."""
@@ -300,6 +337,10 @@ class _ElasticFitLoop:
         super().setup_data()  # pyright: ignore[reportAttributeAccessIssue]
         if self.trainer.strategy.optimizers:
             self.trainer.strategy.job.begin()
+
+    def on_advance_end(self) -> None:
+        self.trainer.strategy.job.note_validation()
+        super().on_advance_end()  # pyright: ignore[reportAttributeAccessIssue]
 
     def on_run_end(self) -> None:
         self.trainer.strategy.job.steps.end()

@@ -10,7 +10,10 @@ from functools import partial
 from typing import Any
 
 from elasticflow.adapters.held_state import named_by_class
+from elasticflow.adapters.mlflow import MLflow
+from elasticflow.adapters.tracking import Tracker, sink_of
 from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, SHARDED, Rule, refuse, replace_accumulation
+from elasticflow.adapters.wandb import WeightsAndBiases
 from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, require_state, running_worker
 from elasticflow.shared.training_interface import OnStep, is_stateful
 
@@ -33,8 +36,8 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
     methods are among it.
 
     The job's global batch replaces per_device_train_batch_size and gradient_accumulation_steps, and its checkpoints
-    replace the trainer's. The schedule is built for the job's steps. Code after `train()` runs in one process. Raises
-    Unsupported.
+    replace the trainer's. The schedule is built for the job's steps. Sinks of the job replace report_to="mlflow" and
+    "wandb". Code after `train()` runs in one process. Raises Unsupported.
     """
     require_state("elastic_trainer()", further)
     worker = running_worker()
@@ -48,9 +51,30 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
     trainer.elastic_worker = worker
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_ElasticLoop, kind), {})
-    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=on_step, library=_HeldState(trainer))
-    trainer.callback_handler.callbacks.insert(0, _callback_of(trainer, attach, further))
+    sinks = [*([] if on_step is None else [on_step]), *_trackers_in_place_of_reports(trainer)]
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=sink_of(sinks), library=_HeldState(trainer))
+    trackers = [each for each in sinks if isinstance(each, Tracker)]
+    trainer.callback_handler.callbacks.insert(0, _callback_of(trainer, attach, further, trackers))
     return trainer
+
+
+_TRACKERS: dict[str, Callable[[], Tracker]] = {  # by name in report_to, with the library's own variables
+    "mlflow": MLflow,
+    "wandb": lambda: WeightsAndBiases(os.environ.get("WANDB_PROJECT", "huggingface")),
+}
+
+
+def _trackers_in_place_of_reports(trainer: Any) -> list[Tracker]:
+    """The library's callbacks would make a run in each worker, and another one after each resize."""
+    from transformers.integrations.integration_utils import (  # pyright: ignore[reportMissingImports]
+        INTEGRATION_TO_CALLBACK,
+    )
+
+    names = list(trainer.args.report_to)
+    for name in names:
+        trainer.pop_callback(INTEGRATION_TO_CALLBACK[name])
+    trainer.args.report_to = []
+    return [_TRACKERS[name]() for name in names]
 
 
 def _turn_off_saving(args: Any) -> bool:
@@ -97,7 +121,15 @@ def _refuse_unsupported(trainer: Any) -> None:
             "the trainer saves no checkpoints",
             "remove it, and save the model after train()",
         ),
-        Rule(bool(args.report_to), f"report_to={args.report_to}", "every worker would report", 'set report_to="none"'),
+        *(
+            Rule(
+                name not in _TRACKERS,
+                f'report_to="{name}"',
+                "every worker would report",
+                'set report_to="none", "mlflow" or "wandb", or pass on_step to elastic_trainer()',
+            )
+            for name in args.report_to
+        ),
         Rule(
             args.include_num_input_tokens_seen not in (False, "no"),
             "include_num_input_tokens_seen",
@@ -229,11 +261,13 @@ class _LoggedLoss:
         trainer._total_loss_scalar, trainer._globalstep_last_logged = state["total"], state["logged"]
 
 
-def _callback_of(trainer: Any, attach: Callable[..., Any], further: Sequence[Any]) -> Any:
-    """Attaches the trainer to the job, and keeps its counters at the job's position."""
+def _callback_of(trainer: Any, attach: Callable[..., Any], further: Sequence[Any], trackers: Sequence[Tracker]) -> Any:
+    """Attaches the trainer to the job, and keeps its counters at the job's position. trackers: get what it logs."""
     from transformers import TrainerCallback  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     class JobPosition(TrainerCallback):
+        _steps: Any = None
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             loader = objects["train_dataloader"]
             optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # as it was before Accelerate
@@ -246,6 +280,12 @@ def _callback_of(trainer: Any, attach: Callable[..., Any], further: Sequence[Any
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             """Set the counters before the trainer's own callback, which compares the step with the last one."""
             state.global_step, state.epoch = self._steps.iteration, self._steps.epochs_done
+
+        def on_log(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            if self._steps is None:  # it evaluates before it trains
+                return
+            for tracker in trackers:
+                tracker.note(self._steps.iteration, objects.get("logs") or {})
 
         def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             self._steps.end()

@@ -47,6 +47,7 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
     "amend": _Command(_JOBS, "job_commands"),
     "checkpoint": _Command(_JOBS, "job_commands"),
     "fetch": _Command(_JOBS, "fetch"),
+    "track": _Command(_JOBS, "track"),
     "scale-out": _Command(_JOBS, "pool"),
     "scale-in": _Command(_JOBS, "pool"),
     "up": _Command(_POOL, "up"),

@@ -15,9 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, IterableDataset
 
 from elasticflow import ElasticJob, Scalar
+from elasticflow.adapters.mlflow import MLflow
 from elasticflow.adapters.tensorboard import TensorBoard
+from elasticflow.shared.training_interface import running_job
 
 SLOW_DOWN_S = 0.005  # times the square of the iterations done
+STEADY_S = 0.03  # of a call of train()
 NUM_IMAGES, IMAGES_IN_A_SHARD = 48, 8
 
 Image = tuple[torch.Tensor, torch.Tensor]  # (channels, height, width), and its target (1,)
@@ -166,10 +169,35 @@ class Fed(Plain):
             file.write(f"{iteration} {metrics['loss']} {os.getpid()}\n")
 
 
+class SeesItsJob(Plain):
+    """Writes what its sink sees of the job, one line for each call, into `seen` in the folder."""
+
+    def on_step(self, iteration: int, metrics: Mapping[str, float]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        job = running_job()
+        assert job is not None
+        with (Path(str(self.hyperparameters["folder"])) / "seen").open("a") as file:
+            file.write(f"{job.job_id} {job.identity} {job.deadline_s} {job.num_gpus} {job.leads} {job.has_finished}\n")
+
+
 class InTensorBoard(Plain):
     @cached_property
     def on_step(self) -> TensorBoard:
         return TensorBoard(str(self.hyperparameters["folder"]))
+
+
+class InMLflow(Plain):
+    """With `steady`, all steps of a job with `slow_down` take as long: for more changes than growing ones have time."""
+
+    hyperparameters: Mapping[str, Scalar] = {**Plain.hyperparameters, "uri": "", "experiment": "", "steady": ""}
+
+    @cached_property
+    def on_step(self) -> MLflow:
+        return MLflow(str(self.hyperparameters["uri"]), experiment=str(self.hyperparameters["experiment"]))
+
+    def train(self, batch: Image, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        if (steady := str(self.hyperparameters["steady"])) and Path(steady).exists():
+            time.sleep(STEADY_S)
+        return super().train(batch, model, optimizer)
 
 
 def write_shards(folder: Path) -> None:

@@ -126,8 +126,10 @@ def with_accelerate(model: Model, data: Any, virtual_nodes: int, t_max: int = 0,
     print(f"trained {loader.iteration} steps, rate {schedule.get_last_lr()[0]:.6f}")
 
 
-def with_lightning(model: Model, data: Any, virtual_nodes: int, interval: str = "epoch", **settings: Any) -> None:
-    """interval: "one cycle" for a schedule of as many steps as the trainer estimates."""
+def with_lightning(
+    model: Model, data: Any, virtual_nodes: int, interval: str = "epoch", mlflow: str = "", **settings: Any
+) -> None:
+    """interval: "one cycle" for a schedule of as many steps as the trainer estimates. mlflow: address of a server."""
     import pytorch_lightning
 
     from elasticflow.adapters.lightning import elastic_trainer
@@ -151,6 +153,10 @@ def with_lightning(model: Model, data: Any, virtual_nodes: int, interval: str = 
             every = "epoch" if interval == "epoch" else "step"
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": every}}
 
+    if mlflow:
+        from pytorch_lightning.loggers import MLFlowLogger
+
+        settings["logger"] = MLFlowLogger(experiment_name="digits", tracking_uri=mlflow)
     defaults = {"max_steps": LAST, "accelerator": "cpu", "gradient_clip_val": 0.5, "enable_progress_bar": False}
     trainer = pytorch_lightning.Trainer(**defaults | settings)
     trainer = elastic_trainer(trainer, virtual_nodes=virtual_nodes)

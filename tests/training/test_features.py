@@ -1,6 +1,7 @@
 """What people use in their training: the same bits while workers join and leave."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,13 +55,13 @@ async def test_resizes_do_not_change_the_bits_of_a_compiled_model(node, spec_of,
     assert resized == alone
 
 
-async def train_with_lost_leaders(node, spec, slow_down, fed_iterations) -> None:
+async def train_with_lost_leaders(node, spec, slow_down, fed_iterations, **launch) -> None:
     """The leader leaves; the next one is killed; then all workers are, and a checkpoint lies behind what was fed.
 
     fed_iterations: returns the iterations that the sink has.
     """
     job_id = node.new_job_id()
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, checkpoint_every_s=0.3)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, checkpoint_every_s=0.3, **launch)
     await workers.first(Progressed)
     workers = await switch(node, workers, [1, None])
     await fed_again(workers, fed_iterations)
@@ -72,7 +73,7 @@ async def train_with_lost_leaders(node, spec, slow_down, fed_iterations) -> None
     workers.workers[0].kill()
     await workers.ended()
     assert 0 < len(fed_iterations()) < LAST
-    workers = await node.launch(spec, job_id=job_id, num_workers=2, generation=4)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2, generation=4, **launch)
     slow_down.unlink()
     await end_of(node, workers)
 
@@ -100,6 +101,27 @@ async def test_the_sink_gets_each_iteration_once_whichever_worker_leads(node, sp
     await train(node, job(spec_of, "Fed", folder=str(tmp_path)))
     alone = {int(iteration): loss for iteration, loss, _ in fed()}
     assert [loss for _, loss, _ in lines] == [alone[iteration] for iteration, _, _ in lines]
+
+
+async def test_the_sink_sees_its_job_and_how_many_gpus_it_has(node, spec_of, tmp_path, slow_down):
+    spec = job(spec_of, "SeesItsJob", folder=str(tmp_path), slow_down=str(slow_down))
+    named = {"job_id": node.new_job_id(), "job_identity": "c" * 16, "deadline_s": 2_000_000_000.0}
+    workers = await node.launch(spec, num_workers=2, **named)
+    await workers.first(Progressed)
+    workers = await switch(node, workers, [1, 0, None])
+    slow_down.unlink()
+    await end_of(node, workers)
+    lines = (tmp_path / "seen").read_text().splitlines()
+    about = f"{named['job_id']} {named['job_identity']} {named['deadline_s']}"
+    assert list(dict.fromkeys(lines)) == [f"{about} {num_gpus} True False" for num_gpus in (2, 3)]
+
+
+async def test_one_worker_feeds_the_sink_although_all_write_parts_of_the_checkpoint(node, spec_of, tmp_path):
+    spec = replace(job(spec_of, "Fed", folder=str(tmp_path)), shard_optimizer=True)
+    await train(node, spec, num_workers=2)
+    lines = [line.split() for line in (tmp_path / "fed").read_text().splitlines()]
+    assert [int(iteration) for iteration, *_ in lines] == list(range(1, LAST + 1))
+    assert len({process for *_, process in lines}) == 1
 
 
 async def test_tensorboard_shows_each_iteration_once_although_leaders_are_killed(node, spec_of, tmp_path, slow_down):

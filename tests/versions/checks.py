@@ -48,6 +48,14 @@ CHECKS: dict[str, tuple[str, ...]] = {  # by direct dependency
     "tensorboard": (
         "tests/training/test_features.py::test_tensorboard_shows_each_iteration_once_although_leaders_are_killed",
     ),
+    "mlflow-skinny": (
+        "tests/unit/elasticflow/adapters/test_mlflow.py",
+        "tests/unit/elasticflow/adapters/test_with_libraries.py::test_mlflow_has_one_run_of_two_processes",
+    ),
+    "wandb": (
+        "tests/unit/elasticflow/adapters/test_wandb.py",
+        "tests/unit/elasticflow/adapters/test_with_libraries.py::test_wandb_takes_two_processes_one_after_another",
+    ),
     "scikit-learn": ("tests/training/test_bitwise.py::test_examples_with_convolutions_attention_and_noise[Digits]",),
 }
 STORM = "tests/simulation/test_whole_pipeline.py::test_a_short_storm_breaks_nothing"

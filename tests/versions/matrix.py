@@ -22,7 +22,10 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 NEWEST_PYTHON = "3.14"  # tried without an interpreter, too: no user may need a compiler there
-EXTRAS = ("embedded", "plot", "web", "joblib", "fsspec", "train", "adapters", "safetensors", "tensorboard", "examples")
+EXTRAS = (
+    *("embedded", "plot", "web", "joblib", "fsspec", "train", "adapters"),
+    *("safetensors", "tensorboard", "mlflow", "wandb", "examples"),
+)
 TOOLS = (
     "hypothesis",
     "pytest",

@@ -159,6 +159,7 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         advertise_host=node.advertise_host,
         checkpoint_iteration=job.checkpoint_iteration,
         job_identity=job.identity,
+        deadline_s=job.deadline_s,
         memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
         most_virtual_nodes=_most_virtual_nodes(state, job),

@@ -25,6 +25,7 @@ from elasticflow.shared.messages.limits import (
     PositiveDurationS,
     Sequence,
     Text,
+    TimeS,
     Token,
     VirtualNodesByRank,
 )
@@ -94,6 +95,7 @@ class Assignment:
     cpu_share: cores that a CPU slot may use, e.g. 0.2; 1 or more: no limit.
     checkpoint_iteration: a complete checkpoint of so many steps was written; a start from an older one is reported.
     job_identity: named in each checkpoint and folder; checkpoints of other jobs are not read. "": those of any job are.
+    deadline_s: of the job now; None: it has none.
     measures_step_times: a profiling run also measures steps with fewer virtual nodes.
     most_virtual_nodes: a profiling run on one GPU measures into how many it cuts the batch; 0: it does not.
     memory_limit_bytes: what a CPU slot's worker may allocate beyond the preloaded libraries; 0: no limit.
@@ -117,6 +119,7 @@ class Assignment:
     advertise_host: str = "127.0.0.1"
     checkpoint_iteration: Iterations = 0
     job_identity: Text = ""
+    deadline_s: TimeS | None = None
     memory_limit_bytes: NumBytes = 0
     lease_until_s: DurationS = 0.0
     timeouts: FailureTimeouts = field(default_factory=FailureTimeouts)

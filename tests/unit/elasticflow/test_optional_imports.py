@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-EXTRAS = ("adapters", "safetensors", "tensorboard")  # that no check waits for
+EXTRAS = ("adapters", "mlflow", "safetensors", "tensorboard", "wandb")  # that no check waits for
 IGNORED = "examples/libraries"  # in pyproject.toml
 FOLDERS = ("elasticflow", "shared", "services", "simulator", "examples", "benchmarks")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers
+from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.logs import log
-from elasticflow.shared.training_interface import OnStep
+from elasticflow.shared.training_interface import OnStep, RunningJob, running_job
 
 
 class StepMetrics:
@@ -82,6 +83,17 @@ def _values(numbers: DeviceNumbers) -> list[tuple[float, ...]]:
 _FILE, _DIGITS = "fed-iteration", 14
 
 
+def running_job_of(assignment: Assignment) -> RunningJob:
+    """The job as sinks see it, before it trains."""
+    return RunningJob(
+        job_id=assignment.job_id,
+        identity=assignment.job_identity,
+        spec=assignment.spec,
+        deadline_s=assignment.deadline_s,
+        folder=Path(assignment.checkpoint_dir),
+    )
+
+
 class MetricFeed:
     """The metric feed of rank 0. on_step: the sink; None: there is none. folder: of the job's checkpoints."""
 
@@ -99,6 +111,11 @@ class MetricFeed:
             self._on_step(iteration, dict(metrics))
         except Exception as error:
             log.warning("metrics_not_delivered", iteration=iteration, error=f"{type(error).__name__}: {error}")
+
+    def end(self) -> None:
+        """The last iteration of the job was fed."""
+        if (job := running_job()) is not None:
+            job.has_finished = True
 
     def _fed_iteration(self) -> int:
         try:

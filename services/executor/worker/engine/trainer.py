@@ -22,6 +22,7 @@ from elasticflow.services.executor.worker.group.rendezvous import RendezvousResu
 from elasticflow.services.executor.worker.group.state_transfer import StateTransfer, transfer_state
 from elasticflow.services.executor.worker.interface import TrainingFunction
 from elasticflow.services.executor.worker.process.device import allowing_other_kernels
+from elasticflow.shared.training_interface import running_job
 
 # --- sharded -------------------------------------------------------------------------------------------
 # A checkpoint of a job whose workers hold parts of the optimizer's state: all write at once, rank 0 completes it.
@@ -144,6 +145,8 @@ class Trainer(TrainingSteps):
     def begin_generation(self, generation: int, gpu_types_by_rank: Sequence[str]) -> None:
         """Train as its worker from the present iteration on."""
         self.generation = generation
+        if (job := running_job()) is not None:
+            job.num_gpus, job.leads = self.members.world_size, self.is_rank_0
         self.checkpoints = self._checkpoints() if self.assignment.purpose == "train" else None
         # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
         self._is_evaluated = False

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.files import write_model
-from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed
+from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed, running_job_of
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.engine.training_function import fixed_virtual_nodes, training_function_of
 from elasticflow.services.executor.worker.interface import TrainingFailed
@@ -29,6 +29,7 @@ from elasticflow.services.executor.worker.process.working_folder import name_art
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker, Warned
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
+from elasticflow.shared.training_interface import show_job
 
 Condition = Literal["max_iterations", "metric"]
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -65,6 +66,7 @@ def train_here(
     with _settings_of_process():
         assignment = enter_environment(assignment)
         name_artifact_folder(folder := Path(assignment.checkpoint_dir))  # the job works where its user does
+        show_job(running_job_of(assignment))
         function = training_function_of(job_class, assignment.spec)
         function.data_workers = 0  # pyright: ignore[reportAttributeAccessIssue]  # reads here, where a debugger sees it
         link = _NoExecutor(warn)
@@ -100,6 +102,7 @@ def _train(trainer: Trainer, feed: MetricFeed, on_step: OnStep, stops: Callable[
         on_step(trainer.iteration, trainer.finite_metrics())
     trainer.evaluate_finally()
     feed.feed(trainer.iteration, trainer.finite_metrics())
+    feed.end()
     return condition
 
 

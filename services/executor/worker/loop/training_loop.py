@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
-from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed
+from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed, running_job_of
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.group.peer_loss import PeerLossWatchdog, PeerLost, ThreadAbandoned
 from elasticflow.services.executor.worker.group.state_transfer import StateTransfer
@@ -38,6 +38,7 @@ from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Interrupted, Profiled, Started
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.logs import log
+from elasticflow.shared.training_interface import show_job
 
 _RANK_DELAY_S = 0.1  # between two survivors that would write the same checkpoint
 
@@ -68,6 +69,7 @@ def run(assignment: Assignment, channel: Channel, run_in_new_thread: RunInNewThr
 def _begin(
     assignment: Assignment, channel: Channel, telemetry: Telemetry, make_engine: MakeEngine = worker_engine
 ) -> tuple[Trainer, StateTransfer | None]:
+    show_job(running_job_of(assignment))
     trainer, transfer, lost_checkpoints = set_up(assignment, channel, telemetry, make_engine)
     channel.begin_training()
     if transfer is None:
@@ -160,7 +162,7 @@ class _TrainingLoop:
         if (condition := trainer.condition_met()) is not None:
             _finish(trainer, self._writer, self._feed, self.channel, condition)
             return True
-        if trainer.checkpoints:
+        if trainer.checkpoints and trainer.is_rank_0:
             self._feed.feed(trainer.iteration, trainer.finite_metrics())
         if self._is_checkpoint_agreed:
             self._is_checkpoint_agreed = False
@@ -253,6 +255,7 @@ def _finish(
         return
     metrics = trainer.finite_metrics()
     feed.feed(trainer.iteration, metrics)
+    feed.end()
     EXIT_HANDLERS.run(AT_END_S)
     channel.send(Finished(iteration=trainer.iteration, condition=condition, metrics=metrics))
     log.info("training_finished", iteration=trainer.iteration, condition=condition, **metrics)

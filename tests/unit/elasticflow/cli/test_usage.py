@@ -59,6 +59,7 @@ COMMANDS = (
     ("events", "export"),
     ("replay",),
     ("report",),
+    ("track",),
     ("explain",),
     ("loads",),
     ("suits",),

@@ -55,6 +55,12 @@ def test_workers_start_with_the_placed_numbers_of_virtual_nodes() -> None:
     assert [start.assignment.plan.virtual_nodes_by_rank for start in node.starts] == [(6, 2), (6, 2)]
 
 
+def test_workers_learn_the_deadline_that_the_job_has_when_they_start() -> None:
+    node = ExecutorNode().settle().admit("a").place("node-0:0", job_id="a")
+    (start,) = node.starts
+    assert start.assignment.deadline_s == node.state.pool.live_jobs["a"].deadline_s == NOW_S + 100.0
+
+
 def test_workers_learn_the_types_of_gpus_if_these_differ() -> None:
     node = ExecutorNode().settle().ledger(replace(OTHER_NODE, gpu_type="P100")).stop_free()
     node.admit("a").place("node-0:0", job_id="a").admit("b").place("node-1:0", "node-0:1", job_id="b")
