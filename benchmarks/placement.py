@@ -18,7 +18,7 @@ from elasticflow.services.placement.policy import decide, pool_topology
 from elasticflow.shared.messages.events import PlacementDecided
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.persistent_map import Map
-from elasticflow.shared.scheduling.placement.free_blocks import LastPositions
+from elasticflow.shared.scheduling.placement.buddy_blocks import LastPositions
 from elasticflow.shared.scheduling.placement.placement import any_spread
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.job import Job, Phase

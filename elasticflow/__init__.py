@@ -114,14 +114,14 @@ if TYPE_CHECKING:
     from elasticflow.shared.messages.events import QuoteRejected as QuoteRejected
     from elasticflow.shared.messages.events import QuoteReserved as QuoteReserved
     from elasticflow.shared.messages.events import RejectionReason as RejectionReason
-    from elasticflow.shared.messages.gpu_limits import GpuLimits as GpuLimits
+    from elasticflow.shared.messages.gpus import GpuLimits as GpuLimits
+    from elasticflow.shared.messages.gpus import ShareSegment as ShareSegment
+    from elasticflow.shared.messages.gpus import segments as segments
     from elasticflow.shared.messages.job_spec import JobClass as JobClass
     from elasticflow.shared.messages.job_spec import JobSpec as JobSpec
     from elasticflow.shared.messages.job_spec import MetricCondition as MetricCondition
     from elasticflow.shared.messages.job_spec import Scalar as Scalar
     from elasticflow.shared.messages.rejection import Offer as Offer
-    from elasticflow.shared.messages.share_schedule import ShareSegment as ShareSegment
-    from elasticflow.shared.messages.share_schedule import segments as segments
     from elasticflow.times import Duration as Duration
     from elasticflow.times import Moment as Moment
 
@@ -161,10 +161,9 @@ _NAMES_BY_MODULE = {
         "JobAmended JobCancelled JobFailed JobProfiled JobRejected QuoteRejected QuoteReserved "
         "RejectionReason"
     ),
-    "shared.messages.gpu_limits": "GpuLimits",
     "shared.messages.job_spec": "JobClass JobSpec MetricCondition Scalar",
     "shared.messages.rejection": "Offer",
-    "shared.messages.share_schedule": "ShareSegment segments",
+    "shared.messages.gpus": "GpuLimits ShareSegment segments",
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

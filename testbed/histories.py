@@ -5,9 +5,9 @@ from typing import Any
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
 

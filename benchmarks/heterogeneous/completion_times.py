@@ -31,7 +31,7 @@ from benchmarks.heterogeneous.rounds import (
 from benchmarks.heterogeneous.share_programs import deadline_policy, las_shares
 from benchmarks.papers.claims_file import published_value
 from benchmarks.report import Row
-from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ScalingCurve
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY

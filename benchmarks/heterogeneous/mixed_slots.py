@@ -37,7 +37,7 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.worker_protocol.from_worker import Profiled
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.local_hardware import cpu_slot_type
-from elasticflow.shared.scheduling.heterogeneous.mixed_steps import Counts, MixedSteps, mixed_steps
+from elasticflow.shared.scheduling.heterogeneous.measured_step_times import Counts, MixedSteps, mixed_steps
 from elasticflow.shared.state.fold.ledger_fold import evolve
 from elasticflow.shared.state.gpu_types import spec_on
 from elasticflow.shared.state.measured_curve import MeasuredMix

@@ -260,7 +260,7 @@ _TENANTS = (
     ),
     Mutation(
         name="usage of one minute forgotten",
-        file="shared/state/fold/job_changes.py",
+        file="shared/state/fold/admission.py",
         old="            gpu_seconds=last.gpu_seconds + newest.gpu_seconds,\n",
         new="            gpu_seconds=newest.gpu_seconds,\n",
         tests=(f"{_FOLD}/test_admission.py",),
@@ -510,7 +510,7 @@ _NODES = (
     ),
     Mutation(
         name="large blocks broken up",
-        file="shared/scheduling/placement/free_blocks.py",
+        file="shared/scheduling/placement/buddy_blocks.py",
         old="return first(self._in_smallest_free_block(self._preferred(candidates, s), s))",
         new="return first(self._preferred(candidates, s))",
         tests=(f"{_SCHEDULING}/test_placement.py",),

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elasticflow.shared.messages import codec, events
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from testbed.histories import LINEAR, History
 from testbed.page_ledger import POOL, subject

@@ -18,8 +18,8 @@ from elasticflow.client.archive_ledger import archive
 from elasticflow.services.allocator.policy import POLICY
 from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.process.logs import configure_logs, get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store

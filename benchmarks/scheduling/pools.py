@@ -29,7 +29,7 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     PlanEvent,
 )
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves, iteration_at, known_curve, resize_cost
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import evolve

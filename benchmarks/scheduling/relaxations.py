@@ -20,8 +20,11 @@ from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlanEve
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing
-from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s, earliest_end_alone_s
+from elasticflow.shared.scheduling.admission.admission_search import (
+    AdmissionSearch,
+    earliest_deadline_around_s,
+    earliest_end_alone_s,
+)
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import arriving_job, known_curve

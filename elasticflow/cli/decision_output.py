@@ -22,9 +22,9 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.limits import MAX_LAST_LINES, next_name
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.promise import Promise, promise_of
 from elasticflow.times import clock_time, duration_in_words, moment_in_words

@@ -12,7 +12,7 @@ import typer
 
 from elasticflow.sdk.job_fields import uri_of
 from elasticflow.shared.messages.event_summary import gpus_of_words
-from elasticflow.shared.messages.gpu_limits import range_problem
+from elasticflow.shared.messages.gpus import range_problem
 from elasticflow.shared.messages.job_spec import Scalar
 from elasticflow.times import Deadline, duration_in_words, parse_deadline, seconds_of, timestamp_of
 

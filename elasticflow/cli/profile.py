@@ -26,7 +26,7 @@ from elasticflow.history.tables import table
 from elasticflow.sdk.submission import Submission, profilable
 from elasticflow.shared.messages.event_summary import counted, gpus_counted
 from elasticflow.shared.messages.events import JobCancelled, JobFailed, JobProfiled
-from elasticflow.shared.messages.gpus_by_type import gpus_by_type
+from elasticflow.shared.messages.gpus import gpus_by_type
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.fold.profiles import with_own_curves

@@ -28,8 +28,8 @@ from elasticflow.sdk.script import Script
 from elasticflow.sdk.submission import with_code
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages.events import JobAdmitted, JobCancelled, JobFailed, JobRejected
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.job_spec import JobSpec, Scalar
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.job import Job
 from elasticflow.times import clock_time, duration_in_words

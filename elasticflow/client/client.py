@@ -47,9 +47,9 @@ from elasticflow.shared.messages.events import (
     QuoteRejected,
     QuoteReserved,
 )
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import ContinuedJob, JobSpec
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
 from elasticflow.shared.runtime.bus.with_retry import with_retry

@@ -20,9 +20,9 @@ from elasticflow.history.formatting import (
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words
 from elasticflow.shared.messages.events import Event, LoadEvent
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.finish_time import promised_finish_s, speed_now
 from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type_name
 from elasticflow.shared.state.job import Job, PreviousGeneration

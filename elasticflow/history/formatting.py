@@ -5,12 +5,11 @@ from typing import assert_never
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words
-from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits, GpuRange, rounded_in_words
+from elasticflow.shared.messages.gpus import ANY_NUMBER, GpuLimits, GpuRange, ShareSchedule, rounded_in_words, segments
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec, Scalar
 from elasticflow.shared.messages.measurements import VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 from elasticflow.shared.messages.worker_protocol.from_worker import MODEL_FOLDER, iteration_of_model
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.times import duration_in_words, moment_in_words

@@ -25,8 +25,8 @@ from elasticflow.history.profile_views import predicted_steps
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
+from elasticflow.shared.messages.gpus import ShareSchedule, segments
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
-from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.job import Job, Phase

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuLimits
+from elasticflow.shared.messages.gpus import ANY_NUMBER, GpuId, GpuLimits
 from elasticflow.shared.messages.job_spec import MetricCondition, Scalar
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.finish_time import expected_finish_s, is_silent, margin_s, speed_now
 from elasticflow.shared.state.gpu_types import num_added_by_type, type_name
 from elasticflow.shared.state.job import Job, Phase

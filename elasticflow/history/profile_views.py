@@ -10,9 +10,10 @@ from elasticflow.shared.messages.measurements import VirtualNodeCount, counts_to
 from elasticflow.shared.scheduling.heterogeneous.measured_step_times import (
     JobStepTimes,
     job_step_times,
+    mixed_steps,
+    placed_step_s,
     unmeasured_step_times,
 )
-from elasticflow.shared.scheduling.heterogeneous.mixed_steps import mixed_steps, placed_step_s
 from elasticflow.shared.scheduling.heterogeneous.step_times import CommunicationTimes, StepTimes
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import TooLittleMemory, split_virtual_nodes
 from elasticflow.shared.state.gpu_types import (

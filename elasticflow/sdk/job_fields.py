@@ -13,7 +13,7 @@ from typing import Any, Literal
 from elasticflow.errors import InvalidJob, did_you_mean
 from elasticflow.shared.messages.codec import validate
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
-from elasticflow.shared.messages.gpu_limits import range_problem
+from elasticflow.shared.messages.gpus import range_problem
 from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, DATA_VARIABLE, local_path
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition
 

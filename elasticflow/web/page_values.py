@@ -14,7 +14,7 @@ from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedu
 from elasticflow.history.job_history import HistoryEntry
 from elasticflow.history.job_table import ranking_of, swept_in_words
 from elasticflow.history.pool_views import JobView, NodeView, gpu_type_of, job_view, load_views, node_views
-from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.messages.gpus import ShareSchedule, segments
 from elasticflow.shared.state.finish_time import expected_finish_s, is_silent, margin_s, silent_from_s, speed_now
 from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
 from elasticflow.shared.state.job import Job

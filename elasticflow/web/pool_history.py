@@ -16,7 +16,7 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.events import Event, JobProgressed, PlanDecided
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.finish_time import margin_s
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable

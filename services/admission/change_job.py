@@ -24,7 +24,7 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import Offer
 from elasticflow.shared.scheduling.admission.admission_plan import Proposal
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s, most_iterations_by
+from elasticflow.shared.scheduling.admission.admission_search import earliest_deadline_around_s, most_iterations_by
 from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import (

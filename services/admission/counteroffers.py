@@ -17,7 +17,7 @@ from elasticflow.shared.messages.events import RejectionReason
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.rejection import InfeasibilityCertificate, Offer, Overpriced, Unproven
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s, most_iterations_by
+from elasticflow.shared.scheduling.admission.admission_search import earliest_deadline_around_s, most_iterations_by
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve

@@ -15,22 +15,22 @@ from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.shared.messages.commands import SetGpuLimits
 from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words, in_the_past
 from elasticflow.shared.messages.events import GpuLimitsCleared, GpuLimitsRejected, GpuLimitsSet
-from elasticflow.shared.messages.gpu_limits import (
+from elasticflow.shared.messages.gpus import (
+    GpuId,
     GpuLimits,
     GpuRange,
     largest_size_up_to,
     range_problem,
     rounded_in_words,
 )
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.admission_search import earliest_deadline_around_s
 from elasticflow.shared.scheduling.admission.planned_pool import flat, planned_pool
 from elasticflow.shared.scheduling.availability.availability_profile import fewest_free
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
-from elasticflow.shared.state.fold.job_changes import submitted_range, with_gpu_range
+from elasticflow.shared.state.fold.admission import submitted_range, with_gpu_range
 from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import shown_type
 from elasticflow.shared.state.job import Job, Phase

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past, memory_in_words
-from elasticflow.shared.messages.gpu_limits import range_problem
+from elasticflow.shared.messages.gpus import range_problem
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S

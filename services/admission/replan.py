@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from elasticflow.services.admission.quota_rules import QuotaRequest, objection
 from elasticflow.services.admission.session import AdmissionSession
-from elasticflow.shared.messages.share_schedule import ShareSchedule
+from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import Proposal
-from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.admission.earliest_completion import end_under_s
+from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch, end_under_s
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import (

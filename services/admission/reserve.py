@@ -21,7 +21,7 @@ from elasticflow.shared.messages.commands import ReserveQuote, SubmitJob
 from elasticflow.shared.messages.events import JobAdmitted, QuoteRejected, QuoteReserved
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.admission.admission_pricing import least_gpu_seconds
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_end_from_s, end_under_s, schedule_from
+from elasticflow.shared.scheduling.admission.admission_search import earliest_end_from_s, end_under_s, schedule_from
 from elasticflow.shared.scheduling.admission.planned_pool import flat, quoted_job, unflat
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
 from elasticflow.shared.scheduling.jobs.scheduler_view import (

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.events import AdmissionEvent
+from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
-from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.admission.block_packing import packs
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
-from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
+from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch, earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, packs, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, migration_budget
 from elasticflow.shared.scheduling.planning_cache import PlanningCache

@@ -30,7 +30,7 @@ from elasticflow.services.admission.submission import (
 from elasticflow.services.admission.unmeasured import with_measurement_plan
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobProfiled, JobRejected
-from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import next_name
 from elasticflow.shared.persistent_map import Map

@@ -8,8 +8,14 @@ from elasticflow.services.admission.session import AdmissionSession, SessionsByT
 from elasticflow.services.admission.submission import MeasurementPlan, SubmittedJob, on_type
 from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.scheduling.admission.lent_gpus import free_from_s, loan_s, most_lent, promises_beside
-from elasticflow.shared.scheduling.admission.planned_pool import ProfilingLoan, planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import (
+    ProfilingLoan,
+    free_from_s,
+    loan_s,
+    most_lent,
+    planned_pool,
+    promises_beside,
+)
 from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, profile_known
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.profiles import on_first_type

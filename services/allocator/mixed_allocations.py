@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import AllocationDecided
-from elasticflow.shared.messages.share_schedule import segments
-from elasticflow.shared.scheduling.heterogeneous.mixed_steps import Counts, MixedSteps, mixed_steps
+from elasticflow.shared.messages.gpus import segments
+from elasticflow.shared.scheduling.heterogeneous.measured_step_times import Counts, MixedSteps, mixed_steps
 from elasticflow.shared.scheduling.heterogeneous.virtual_node_split import DEFAULT_LEAST_GAIN
 from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus, resize_cost_of
 from elasticflow.shared.state.gpu_types import parts, submitted_spec

@@ -28,8 +28,8 @@ from elasticflow.shared.scheduling.allocation.best_effort import best_effort_que
 from elasticflow.shared.scheduling.jobs.scheduler_view import planned_deadline_s
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.nodes import node_drain_started
+from elasticflow.shared.state.fold.plan import with_profiling_on
 from elasticflow.shared.state.fold.profiles import profile_completed
-from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.nodes import next_drain_s, nodes_to_drain
 from elasticflow.shared.state.policy import Policy, planner

@@ -12,8 +12,15 @@ from typing import NamedTuple
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import ProfileCompleted
 from elasticflow.shared.messages.job_spec import JobSpec
-from elasticflow.shared.scheduling.admission.lent_gpus import LONGEST_LOAN_S, loan_s, most_lent, promises_beside
-from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, ProfilingLoan, planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import (
+    LONGEST_LOAN_S,
+    PlannedPool,
+    ProfilingLoan,
+    loan_s,
+    most_lent,
+    planned_pool,
+    promises_beside,
+)
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     WORTHWHILE_SPEEDUP,
     level_beyond,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 from elasticflow.services.placement.due_jobs import allocated_of_others, given_up_gpus, held_of_others, new_generation
 from elasticflow.shared.messages.events import PlacedJob
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.state.gpu_types import as_recorded, recorded_type
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState, rack_of, slow_gpus_at, spec_of

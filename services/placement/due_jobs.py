@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 
 from elasticflow.shared.messages.events import PlacedJob
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.jobs.scheduler_view import separate_gpus
 from elasticflow.shared.state.fold.jobs import alive, takes_jobs
 from elasticflow.shared.state.gpu_types import num_gpus_by_recorded_type, placed_mix, recorded_type

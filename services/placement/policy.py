@@ -36,8 +36,8 @@ from elasticflow.services.placement.promised_blocks import (
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
-from elasticflow.shared.messages.share_schedule import GpuId, segments
-from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves, placement_curves
+from elasticflow.shared.messages.gpus import GpuId, segments
+from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves, placement_curves
 from elasticflow.shared.scheduling.jobs.scheduler_view import resize_cost_of
 from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from elasticflow.services.placement.due_jobs import is_switching_undisturbed
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
-from elasticflow.shared.messages.share_schedule import GpuId, segments
+from elasticflow.shared.messages.gpus import GpuId, segments
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool, profiling_loans
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (

@@ -4,14 +4,14 @@ nodes on its GPU, or without it, where that is faster (docs/adr/0109).
 The change costs a job that switches without stopping some milliseconds. So a promised job takes part too; its number
 of GPUs stays, and a GPU that it leaves out stays reserved for it. Where workers would have to stop, the slow GPU is
 only reported. A job that is placed anew gets other GPUs if these are connected as well
-(shared/scheduling/placement/free_blocks.py).
+(shared/scheduling/placement/buddy_blocks.py).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from elasticflow.services.placement.due_jobs import given_up_gpus, new_generation, relieving_generation
 from elasticflow.shared.messages.events import PlacedJob
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.heterogeneous.straggler_division import DividedSteps, Division, one_gpu_of
 from elasticflow.shared.state.gpu_types import submitted_spec
 from elasticflow.shared.state.job import Job, Phase

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Strict
 
+from elasticflow.shared.messages.gpus import NamedGpus, ShareSchedule
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     DurationS,
@@ -23,7 +24,6 @@ from elasticflow.shared.messages.limits import (
     Token,
 )
 from elasticflow.shared.messages.load_spec import LoadSpec, NumTasks
-from elasticflow.shared.messages.share_schedule import NamedGpus, ShareSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

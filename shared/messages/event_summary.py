@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any, cast
 
 from elasticflow.shared.messages.events import PlacedJob, StoredFile, UnstoredFile
+from elasticflow.shared.messages.gpus import GpuId, ShareSchedule, segments
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule, segments
 
 _LONG = 200
 _MANY = 32

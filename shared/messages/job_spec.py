@@ -14,7 +14,7 @@ from annotated_types import Len
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.job_environment import DataUris, Requirements, Secrets, Variables, local_path
 from elasticflow.shared.messages.limits import (
     MAX_TIME_S,

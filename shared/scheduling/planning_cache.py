@@ -12,7 +12,7 @@ from elasticflow.shared.frozen_values import is_same
 from elasticflow.shared.scheduling.availability.availability_profile import ScratchMemory
 from elasticflow.shared.scheduling.jobs.live_jobs import LiveJobRows
 from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves
-from elasticflow.shared.scheduling.placement.free_blocks import LastPositions
+from elasticflow.shared.scheduling.placement.buddy_blocks import LastPositions
 from elasticflow.shared.state.topology import Topology
 
 Arguments = TypeVarTuple("Arguments")

@@ -6,15 +6,15 @@ The machine code is cached beside the sources, so that no service compiles befor
 import numpy as np
 
 from elasticflow.shared.machine_code import compiling_alone, forget_older_code, is_complete, note_complete
-from elasticflow.shared.messages.share_schedule import ShareSegment
+from elasticflow.shared.messages.gpus import ShareSegment
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.admission.admission_pricing import (
     FEWEST_SUBMISSIONS,
     AdmissionPricing,
     least_gpu_seconds,
 )
-from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.admission.earliest_completion import (
+from elasticflow.shared.scheduling.admission.admission_search import (
+    AdmissionSearch,
     earliest_end_from_s,
     end_under_s,
     most_iterations_by,

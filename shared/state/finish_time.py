@@ -2,7 +2,7 @@
 
 # pyright: strict
 
-from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
+from elasticflow.shared.messages.gpus import ShareSchedule, segments
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.promise import has_promise
 

@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 from elasticflow.shared.frozen_values import fast_replace, memoize_last
 from elasticflow.shared.messages.events import JobFailed, ProfilingFailed
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve

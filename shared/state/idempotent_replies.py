@@ -19,8 +19,7 @@ from elasticflow.shared.messages.commands import (
     SubmitJob,
     id_of,
 )
-from elasticflow.shared.messages.gpu_limits import GpuLimits
-from elasticflow.shared.messages.share_schedule import segments
+from elasticflow.shared.messages.gpus import GpuLimits, segments
 from elasticflow.shared.state.gpu_types import shown_type, spec_on, submitted_spec
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load, LoadPhase

@@ -7,9 +7,9 @@ from enum import StrEnum
 from hashlib import sha256
 
 from elasticflow.shared.messages.events import RejectionReason
+from elasticflow.shared.messages.gpus import GpuId, ShareSchedule
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 
 
 class Phase(StrEnum):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount
 from elasticflow.shared.state.job import NO_SPEEDS, SpeedStatistics
 

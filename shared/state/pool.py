@@ -13,10 +13,9 @@ from typing import NamedTuple, cast
 
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import QueuePosition
-from elasticflow.shared.messages.gpu_limits import GpuLimits
+from elasticflow.shared.messages.gpus import GpuId, GpuLimits, ShareSchedule
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.load import Load

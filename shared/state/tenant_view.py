@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from elasticflow.shared.frozen_values import memoize_last
 from elasticflow.shared.messages.codec import Undecodable
-from elasticflow.shared.messages.gpu_limits import GpuLimits
+from elasticflow.shared.messages.gpus import GpuLimits
 from elasticflow.shared.messages.job_spec import SHARED
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map

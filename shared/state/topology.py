@@ -13,8 +13,8 @@ from itertools import groupby, islice, takewhile
 from typing import NamedTuple, TypeAlias
 
 from elasticflow.shared.frozen_values import memoize_recent
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.pool import NodeState, PoolState
 

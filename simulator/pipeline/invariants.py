@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from elasticflow.shared.messages.commands import Command, id_of
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, QueuePosition
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState

@@ -24,7 +24,7 @@ from elasticflow.services.monitor.model import FenceNode
 from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import codec
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     JoinRendezvous,

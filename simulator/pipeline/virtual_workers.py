@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from elasticflow.services.executor.decisions.local_events_and_actions import LocalEvent, WorkerId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import RatedProgress, TrainingTime, step_s, true_rate
 

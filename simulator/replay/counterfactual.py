@@ -27,7 +27,7 @@ from elasticflow.shared.messages.events import (
     ProfilingFailed,
     WorkersStopped,
 )
-from elasticflow.shared.scheduling.heterogeneous.mixed_steps import placed_step_s
+from elasticflow.shared.scheduling.heterogeneous.measured_step_times import placed_step_s
 from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, known_curve, resize_cost_of
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage, Policy

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 
 PUBLISHED_SLOWDOWN = 2.17  # of ResNet50 on eight nodes instead of one: ElasticFlow, figure 2(b)

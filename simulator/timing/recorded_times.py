@@ -15,7 +15,7 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     WorkersStopped,
 )
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.shared.state.policy import LedgerMessage
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from elasticflow.shared.messages.gpu_limits import largest_size_up_to
+from elasticflow.shared.messages.gpus import largest_size_up_to
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, counts_to_measure
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost, ScalingCurve
 

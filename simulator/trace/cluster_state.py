@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.places import Places
 from elasticflow.simulator.timing.training_time import (

@@ -23,9 +23,9 @@ from elasticflow.shared.messages.events import (
     JobRejected,
     PlanEvent,
 )
+from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedInterval, Unproven
-from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost

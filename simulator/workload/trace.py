@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticflow.shared.messages.gpu_limits import GpuRange, range_problem
+from elasticflow.shared.messages.gpus import GpuRange, range_problem
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import (
     MAX_BATCH,

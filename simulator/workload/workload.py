@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.messages.gpu_limits import GpuRange
-from elasticflow.shared.messages.gpus_by_type import gpus_by_type
+from elasticflow.shared.messages.gpus import GpuId, GpuRange, gpus_by_type
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import MAX_GPUS
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.workload.csv_table import BadRow, Row, bad_input
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE

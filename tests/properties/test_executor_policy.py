@@ -20,7 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.decisions.state import PoolMembership, WorkerRecord
 from elasticflow.services.placement.due_jobs import shrunk_to_survivors
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     CheckpointFailed,

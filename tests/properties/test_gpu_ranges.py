@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, profile_known
 from elasticflow.shared.state.fold.profiles import with_profile

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_search import MANY_JOBS, AdmissionSearch
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.admission_search import (
+    MANY_JOBS,
+    AdmissionSearch,
+    earliest_deadline_around_s,
+)
 from elasticflow.shared.scheduling.admission.planned_pool import unflat
 from elasticflow.shared.scheduling.allocation.allocation import RowsWithoutPromise, allocate
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, end_s

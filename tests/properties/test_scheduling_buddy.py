@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.placement.free_blocks import Blocks, FreeBlocks, LastPositions
+from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks, FreeBlocks, LastPositions
 from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,
     MigrationRules,

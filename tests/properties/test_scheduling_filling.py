@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.messages.share_schedule import ShareSegment
+from elasticflow.shared.messages.gpus import ShareSegment
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     AvailabilityProfile,

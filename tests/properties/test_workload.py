@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import MAX_ITERATIONS
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve

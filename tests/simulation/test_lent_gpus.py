@@ -17,7 +17,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.scheduling.admission.lent_gpus import MEASUREMENT_S
+from elasticflow.shared.scheduling.admission.planned_pool import MEASUREMENT_S
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario, VirtualCluster

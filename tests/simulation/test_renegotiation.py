@@ -15,8 +15,8 @@ from elasticflow.shared.messages.commands import (
     SubmitJob,
 )
 from elasticflow.shared.messages.events import PlanDecided, PlanEvent
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import (

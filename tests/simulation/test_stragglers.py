@@ -16,9 +16,9 @@ from elasticflow.shared.messages.events import (
     PlacementDecided,
     PlanDecided,
 )
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.cluster import MANY_FAULTS, START_S, Arrival, Faults, Scenario, VirtualCluster
 from elasticflow.simulator.pipeline.invariants import violations

@@ -15,8 +15,8 @@ import pytest
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.events import PlanEvent
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.baseline import UserRequest

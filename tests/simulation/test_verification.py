@@ -11,9 +11,9 @@ import pytest
 
 from elasticflow.shared.messages.commands import Command, SubmitJob
 from elasticflow.shared.messages.events import AllocationDecided, JobAdmitted, JobRejected, PlanEvent
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import TooSlowAlone, Unproven
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.policy import planner
 from elasticflow.shared.state.pool import PoolState

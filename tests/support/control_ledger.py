@@ -13,8 +13,8 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     PlanEvent,
 )
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.measurements import ResizeTimeline
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.policy import LedgerMessage
 
 GPUS = (GpuId("node-0", 0), GpuId("node-0", 1))

@@ -18,9 +18,9 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.services.executor.decisions.policy import executor_policy
 from elasticflow.services.executor.decisions.state import NodeSpecification, State
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     ExitCode,
     RendezvousListening,

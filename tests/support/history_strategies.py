@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlacedJob, PlanDecided
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
 from testbed.histories import best_effort, spec

@@ -16,10 +16,10 @@ from pydantic import StringConstraints
 from elasticflow.shared.messages import commands, events
 from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import TimeS, VariableValue
-from elasticflow.shared.messages.share_schedule import ShareSchedule
 
 INT64 = {"min_value": -(1 << 63), "max_value": (1 << 63) - 1}
 MAX_ITEMS = 3

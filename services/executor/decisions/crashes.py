@@ -14,7 +14,7 @@ from elasticflow.services.executor.decisions.state import (
 )
 from elasticflow.shared.messages.event_summary import counted, gpus_counted
 from elasticflow.shared.messages.events import JobFailed, JobFinished, MemoryExceeded, ProfilingFailed, WorkerCrashed
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.to_worker import GenerationPlan, PeersLost, PrepareSwitch

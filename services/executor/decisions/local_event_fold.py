@@ -28,8 +28,8 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.state import State, Switch, WorkerRecord, without_unneeded
 from elasticflow.shared.messages.events import ArtifactsStored
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.measurements import ResizeTimeline
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     JoinRendezvous,

@@ -19,7 +19,7 @@ from elasticflow.services.executor.decisions.state import (
     is_quarantined,
 )
 from elasticflow.shared.messages.events import CheckpointFailed, CheckpointWritten
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,

@@ -24,8 +24,8 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.events.nodes import Starts
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.measurements import ResizeTimeline
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.to_worker import PrepareSwitch
 from elasticflow.shared.persistent_map import Map

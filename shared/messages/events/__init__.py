@@ -6,9 +6,8 @@ and the strategies of the property tests follow from the unions.
 """
 
 from elasticflow.shared.messages.commands import DeadlineQuoted, MessageRejected
-from elasticflow.shared.messages.events.admission import *  # noqa: F403
+from elasticflow.shared.messages.events.admission import *  # noqa: F403  # noqa: F403
 from elasticflow.shared.messages.events.admission import AdmissionEvent
-from elasticflow.shared.messages.events.job_changes import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import *  # noqa: F403
 from elasticflow.shared.messages.events.jobs import JobEvent
 from elasticflow.shared.messages.events.loads import *  # noqa: F403

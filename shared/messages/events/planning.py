@@ -9,6 +9,7 @@ from annotated_types import Len
 
 from elasticflow.shared.messages.commands import Command, id_of
 from elasticflow.shared.messages.events.admission import AdmissionEvent
+from elasticflow.shared.messages.gpus import GpuId, ShareSchedule
 from elasticflow.shared.messages.limits import (
     ChainDigest,
     Digest,
@@ -23,7 +24,6 @@ from elasticflow.shared.messages.limits import (
     VirtualNodesByRank,
 )
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId, ShareSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

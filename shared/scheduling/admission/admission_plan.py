@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from elasticflow.shared.messages.share_schedule import ShareSchedule
+from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     PIECES_OF_A_JOB,

@@ -1,13 +1,25 @@
 """A pool with a plan of its promises from now on: the input of all planners."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from elasticflow.shared.messages.share_schedule import ShareSchedule, segments
-from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, row_without_job
+import numpy as np
+
+from elasticflow.shared.messages.gpus import ShareSchedule, segments
+from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal, row_without_job
+from elasticflow.shared.scheduling.availability.availability_profile import Schedules
+from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, flat_schedules
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves, arriving_job, known_curve, profile_known
+from elasticflow.shared.scheduling.jobs.scheduler_view import (
+    KnownCurves,
+    arriving_job,
+    known_curve,
+    profile_known,
+    resize_cost_of,
+)
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.nodes import PromisableGpus, ending_nodes, moves_of, promisable_of
@@ -157,3 +169,135 @@ def flat(schedule: Schedule) -> ShareSchedule:
 def unflat(schedule: ShareSchedule) -> Schedule:
     """A schedule from an event."""
     return tuple(segments(schedule))
+
+
+# --- lent gpus ----------------------------------------------------------------------------------------
+# GPUs that promises lend to a profiling run: for how long, whether all promises hold meanwhile, or from when on.
+#
+# The allocator lends them, and admission tells the sender of a job of unknown speed when it is measured
+# (docs/adr/0112).
+
+MEASUREMENT_S = 3.0  # the first step twice and at least three more: 0.6 s or longer, by the length of a step
+_SAME_END_S = 0.001
+LONGEST_LOAN_S = 60.0  # of a run on one number of GPUs that takes longer, so that it does not use up all slack
+
+
+def loan_s(state: PoolState, spec: JobSpec, num_gpus: int) -> float:
+    """How long a profiling run on so many GPUs is expected to take: its start, and the measurement."""
+    return resize_cost_of(state, spec).seconds(num_gpus) + MEASUREMENT_S
+
+
+def most_lent(state: PoolState) -> int:
+    """GPUs that promises lend at most to one run: half of them, so that promised jobs go on."""
+    return max(state.num_gpus // 2, 1)
+
+
+def promises_beside(
+    whole: PlannedPool,
+    state: PoolState,
+    now_s: float,
+    cache: PlanningCache,
+    *,
+    num_aside: int = 0,
+    loans: tuple[ProfilingLoan, ...] = (),
+) -> PlannedPool | None:
+    """The promises without `num_aside` GPUs and beside loans; None if that breaks one of them or a quote reservation.
+
+    Late jobs lend and give up nothing: they would end later still. whole: the promises on all GPUs.
+    """
+    if num_aside > state.num_gpus:  # possible after the loss of a node
+        return None
+    pool = planned_pool(state, now_s, cache, num_gpus=state.num_gpus - num_aside, loans=loans)
+    ends = _late_ends(whole) if pool.plan.late else {}
+    keeps = pool.held == whole.held and all(
+        end_s <= ends.get(job_id, -math.inf) + _SAME_END_S for job_id, end_s in _late_ends(pool).items()
+    )
+    lends = not (loans and (pool.plan.late or pool.plan.overcommitted))
+    return pool if keeps and lends else None
+
+
+def _late_ends(pool: PlannedPool) -> dict[str, float]:
+    """When each job ends whose promise cannot be kept; inf if it has too few GPUs."""
+    plan = pool.plan
+    schedules = ((plan.table.job_ids[row], plan.table.schedule(row)) for row in plan.late)
+    return {job_id: schedule[-1].end_s if schedule else math.inf for job_id, schedule in schedules}
+
+
+def free_from_s(plan: AdmissionPlan, num_gpus: int, lasting_s: float) -> float:
+    """The first instant from which on no promise of the plan holds so many GPUs for that long; inf if there is none."""
+    start_B, free_B, size = plan.availability
+    since_s = math.inf
+    for piece in range(int(size[0])):
+        if free_B[piece] < num_gpus:
+            since_s = math.inf
+            continue
+        since_s = min(since_s, float(start_B[piece]))
+        end_s = float(start_B[piece + 1]) if piece + 1 < size[0] else math.inf
+        if end_s - since_s >= lasting_s:
+            return since_s
+    return math.inf
+
+
+# --- whole blocks for all promised jobs ---------------------------------------------------------------
+# Whether all promised jobs of a plan have whole buddy blocks at each instant, although some may not migrate.
+#
+# Without such pinned jobs, powers of two that fit by number always fit as blocks, largest first (`buddy_blocks`):
+# placement migrates jobs until they do. A pinned job may lie anywhere. It counts as if it filled each larger block that
+# others need: then enough blocks without pinned jobs are left (docs/adr/0107). Axes: S = segments; T = instants.
+
+
+class _Segments(NamedTuple):
+    start_S: Floats
+    end_S: Floats
+    num_gpus_S: Integers
+    is_pinned_S: Flags
+
+
+def packs(plan: AdmissionPlan, proposal: Proposal) -> bool:
+    """Whether all jobs have blocks under the schedules of the plan with the proposed promise.
+
+    A promised job is pinned if it may never migrate.
+    """
+    table = plan.table
+    is_pinned_J: Flags = table.jobs.migration_budget_J[: table.num_jobs] == 0.0
+    rows = np.setdiff1d(np.setdiff1d(plan.scheduled, plan.gone), proposal.rows)
+    changed_are_pinned = np.append(is_pinned_J[proposal.rows[:-1]], not proposal.job.migration_budget)
+    if not changed_are_pinned.any() and not is_pinned_J[rows].any():
+        return True
+    kept = _segments(table.schedules, rows, is_pinned_J[rows])
+    changed = _segments(proposal.found, np.arange(len(proposal.rows)), changed_are_pinned)
+    together = _Segments(
+        np.concatenate((kept.start_S, changed.start_S)),
+        np.concatenate((kept.end_S, changed.end_S)),
+        np.concatenate((kept.num_gpus_S, changed.num_gpus_S)),
+        np.concatenate((kept.is_pinned_S, changed.is_pinned_S)),
+    )
+    sizes = (1 << exponent for exponent in range(1, int(together.num_gpus_S.max(initial=1)).bit_length()))
+    return all(_has_blocks(plan, together, size) for size in sizes)
+
+
+def _segments(schedules: Schedules, rows: Integers, pinned: Flags) -> _Segments:
+    count = schedules.count_J[rows]
+    row_S = np.repeat(rows, count)
+    segment_S = np.arange(len(row_S)) - np.repeat(np.cumsum(count) - count, count)
+    at = row_S, segment_S
+    return _Segments(schedules.start_JM[at], schedules.end_JM[at], schedules.num_gpus_JM[at], np.repeat(pinned, count))
+
+
+def _has_blocks(plan: AdmissionPlan, segments: _Segments, size: int) -> bool:
+    """Whether the blocks of `size` GPUs suffice whenever a job needs one of them or a larger one."""
+    needs_S = segments.num_gpus_S >= size
+    counted_S = needs_S | segments.is_pinned_S
+    start_S, end_S = np.maximum(segments.start_S[counted_S], plan.now_s), segments.end_S[counted_S]
+    used_S = np.maximum(segments.num_gpus_S[counted_S], size)
+    at_T = np.concatenate((start_S, end_S, [drop.at_s for drop in plan.drops]))
+    order_T = np.lexsort((np.arange(len(at_T)), at_T))
+    num_drops = len(plan.drops)
+    nothing, lost = np.zeros(num_drops, np.int64), np.array([drop.num_gpus for drop in plan.drops], np.int64)
+    used_T = np.cumsum(np.concatenate((used_S, -used_S, nothing))[order_T])
+    needing = needs_S[counted_S].astype(np.int64)
+    needing_T = np.cumsum(np.concatenate((needing, -needing, nothing))[order_T])
+    there_T = plan.num_gpus - np.cumsum(np.concatenate((np.zeros(2 * len(used_S), np.int64), lost))[order_T])
+    is_last_T = np.append(np.diff(at_T[order_T]) > 0.0, True)  # of all changes at one instant
+    short_T = (needing_T > 0) & (used_T > there_T // size * size)
+    return not bool((short_T & is_last_T).any())

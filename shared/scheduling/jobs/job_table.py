@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elasticflow.shared.messages.share_schedule import ShareSchedule, ShareSegment
+from elasticflow.shared.messages.gpus import ShareSchedule, ShareSegment
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     Schedules,

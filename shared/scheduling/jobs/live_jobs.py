@@ -12,8 +12,8 @@ from operator import attrgetter
 
 import numpy as np
 
+from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import ShareSchedule
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.availability.availability_profile import Schedules, empty_schedules
 from elasticflow.shared.scheduling.availability.fill_one_job import Jobs

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves
-from elasticflow.shared.scheduling.placement.buddy_blocks import BitSet, Blocks, log2
-from elasticflow.shared.scheduling.placement.free_blocks import (
+from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
+from elasticflow.shared.scheduling.placement.buddy_blocks import (
+    BitSet,
+    Blocks,
     FreeBlocks,
     GpuPositions,
     LastPositions,
     MigratableJobs,
+    log2,
 )
 from elasticflow.shared.state.topology import Level, Topology
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import JobFailed, JobFinished, ProfilingFailed
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import TORCHRUN
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state.fold.profiles import with_curve, with_speed
 from elasticflow.shared.state.gpu_types import placed_mix
 from elasticflow.shared.state.job import Job, Phase, PreviousGeneration, StoppingWorkers, nodes_of

@@ -12,14 +12,17 @@ from typing import assert_never
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import Event, PlanDecided
-from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.state.fold.admission import accepted, configured, quote_reserved, rejected
-from elasticflow.shared.state.fold.job_changes import (
+from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.state.fold.admission import (
+    accepted,
     amended,
+    configured,
     gpu_limits_cleared,
     gpu_limits_set,
     gpu_type_changed,
     gpu_type_kept,
+    quote_reserved,
+    rejected,
 )
 from elasticflow.shared.state.fold.jobs import (
     JobEnd,
@@ -42,9 +45,14 @@ from elasticflow.shared.state.fold.nodes import (
     node_joined,
     node_lost,
 )
-from elasticflow.shared.state.fold.plan import allocated, commands_decided, placed
+from elasticflow.shared.state.fold.plan import (
+    allocated,
+    commands_decided,
+    placed,
+    profiling_failed,
+    with_failures_forgotten,
+)
 from elasticflow.shared.state.fold.profiles import profile_completed, throughput_measured
-from elasticflow.shared.state.fold.profiling_runs import profiling_failed, with_failures_forgotten
 from elasticflow.shared.state.fold.workers import (
     checkpoint_completed,
     generation_started,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from elasticflow.shared.frozen_values import fast_replace, memoize_last
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.gpu_limits import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes, VirtualNodeCount
 from elasticflow.shared.messages.pool_config import PoolConfig

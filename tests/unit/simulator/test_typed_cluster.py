@@ -2,8 +2,8 @@
 
 import pytest
 
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ScalingCurve
 from elasticflow.simulator.trace.cluster_state import ClusterState, TrainingModel
 from elasticflow.simulator.trace.simulated_pool import SimulatedPool

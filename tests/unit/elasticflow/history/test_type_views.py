@@ -9,11 +9,10 @@ from elasticflow.cli.profile import show_types
 from elasticflow.history.profile_views import SplitView, TypesView, types_view
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.measurements import SingleGpuStepTimes
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.heterogeneous.measured_step_times import job_step_times
-from elasticflow.shared.scheduling.heterogeneous.mixed_steps import MAX_CORRECTION
+from elasticflow.shared.scheduling.heterogeneous.measured_step_times import MAX_CORRECTION, job_step_times
 from testbed.histories import NOW_S, History, spec
 from tests.support.two_types import two_types
 from tests.support.worker_events import admitted, joined

@@ -10,9 +10,9 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import AmendJob
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase
 from testbed.histories import NOW_S, History, best_effort, pool, spec, submit

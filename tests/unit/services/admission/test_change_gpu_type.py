@@ -9,7 +9,7 @@ from elasticflow.services.admission.change_gpu_type import RETRY_S, WAIT_S
 from elasticflow.services.admission.policy import POLICY, decide, wake_at_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob
-from elasticflow.shared.messages.share_schedule import ShareSegment, segments
+from elasticflow.shared.messages.gpus import ShareSegment, segments
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Job, Phase

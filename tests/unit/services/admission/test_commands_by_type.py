@@ -12,8 +12,8 @@ from elasticflow.shared.messages.commands import (
     QuoteDeadline,
     SetGpuLimits,
 )
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
 from elasticflow.shared.state.gpu_types import part_of_type
 from elasticflow.shared.state.job import Phase

@@ -9,8 +9,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ReserveQuote
-from elasticflow.shared.scheduling.admission.lent_gpus import MEASUREMENT_S
-from elasticflow.shared.scheduling.admission.planned_pool import planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import MEASUREMENT_S, planned_pool
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from testbed.histories import NOW_S, History, pool, spec, submit
 

@@ -13,10 +13,9 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob, SetGpuLimits
 from elasticflow.shared.messages.events import PlanDecided
-from elasticflow.shared.messages.gpu_limits import GpuLimits
+from elasticflow.shared.messages.gpus import GpuLimits, segments
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state.idempotent_replies import idempotent_reply
 from elasticflow.shared.state.snapshot_encoding import dump, load
 from testbed.histories import NOW_S, History, gpus, pool, submit

@@ -12,9 +12,9 @@ from elasticflow.services.admission.session import AdmissionSession
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob, QuoteDeadline, ReserveQuote
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.admission.admission_search import FillingTrials
 from elasticflow.shared.state.idempotent_replies import outcome
 from elasticflow.shared.state.job import Phase

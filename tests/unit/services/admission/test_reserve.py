@@ -4,9 +4,9 @@ from elasticflow.services.admission.policy import POLICY
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import ReserveQuote
+from elasticflow.shared.messages.gpus import segments
 from elasticflow.shared.messages.job_spec import ContinuedJob, JobClass
 from elasticflow.shared.messages.pool_config import TenantQuota
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.fold.ledger_fold import evolve
 from elasticflow.shared.state.idempotent_replies import idempotent_reply

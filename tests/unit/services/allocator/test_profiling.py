@@ -12,8 +12,12 @@ from elasticflow.services.allocator.profiling import UNDISTURBED_S
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import TORCHRUN
-from elasticflow.shared.scheduling.admission.lent_gpus import MEASUREMENT_S
-from elasticflow.shared.scheduling.admission.planned_pool import ProfilingLoan, planned_pool, profiling_loans
+from elasticflow.shared.scheduling.admission.planned_pool import (
+    MEASUREMENT_S,
+    ProfilingLoan,
+    planned_pool,
+    profiling_loans,
+)
 from elasticflow.shared.scheduling.jobs.scheduler_view import profile_known
 from elasticflow.shared.state.pool import spec_of
 from testbed.histories import NOW_S, History, pool, submit

@@ -10,7 +10,7 @@ from elasticflow.history.pool_views import node_views
 from elasticflow.services.placement.policy import POLICY
 from elasticflow.services.placement.stragglers import SETTLED_S
 from elasticflow.shared.messages import events
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.worker_protocol.from_worker import Lagged
 from elasticflow.shared.scheduling.jobs.scheduler_view import held_num_gpus
 from elasticflow.shared.state.pool import SlowGpu, slow_gpus_at

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_in_words, gpus_of_words, summary
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from testbed.histories import NOW_S, gpus
 
 

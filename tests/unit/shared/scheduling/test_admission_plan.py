@@ -7,10 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from elasticflow.shared.messages.share_schedule import ShareSegment
+from elasticflow.shared.messages.gpus import ShareSegment
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch, earliest_deadline_around_s
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     AvailabilityProfile,

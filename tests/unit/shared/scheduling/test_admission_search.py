@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch
-from elasticflow.shared.scheduling.admission.earliest_completion import earliest_deadline_around_s
+from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch, earliest_deadline_around_s
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from tests.support.admission_plans import admit, fits_around

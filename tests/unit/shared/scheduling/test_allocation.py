@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from elasticflow.shared.messages.share_schedule import ShareSegment
+from elasticflow.shared.messages.gpus import ShareSegment
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.allocation.allocation import (
     IMMINENT_S,

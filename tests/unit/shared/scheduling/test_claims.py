@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.placement_curves import PlacementCurves
+from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
 from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks
 from elasticflow.shared.scheduling.placement.placement import MigrationBenefit, MigrationRules, Placement, place
 from elasticflow.shared.state.topology import CLUSTER, Node, Topology

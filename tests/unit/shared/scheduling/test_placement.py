@@ -2,8 +2,8 @@
 
 import pytest
 
-from elasticflow.shared.messages.share_schedule import GpuId
-from elasticflow.shared.scheduling.jobs.placement_curves import UNMEASURED_SAVING, PlacementCurves
+from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.scheduling.jobs.scaling_curve import UNMEASURED_SAVING, PlacementCurves
 from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks
 from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from elasticflow.shared.messages.events import AllocationDecided, JobRejected
-from elasticflow.shared.state.fold.profiling_runs import with_profiling_on
+from elasticflow.shared.state.fold.plan import with_profiling_on
 from elasticflow.shared.state.gpu_types import parts, possible_types, spec_on
 from elasticflow.shared.state.pool import Demand, PoolState, spec_of
 from testbed.histories import NOW_S, History, pool, spec

@@ -10,11 +10,10 @@ import msgpack
 import pytest
 
 from elasticflow.shared.messages.codec import Undecodable
-from elasticflow.shared.messages.gpu_limits import GpuLimits
+from elasticflow.shared.messages.gpus import GpuId, GpuLimits
 from elasticflow.shared.messages.job_spec import JobSpec, MetricCondition
 from elasticflow.shared.messages.pool_config import TenantQuota
 from elasticflow.shared.messages.rejection import Offer
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import PreviousGeneration
 from elasticflow.shared.state.pool import NodeState, PoolState, SlowGpu

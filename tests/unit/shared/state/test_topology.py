@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.state.topology import CLUSTER, GPU, NODE, RACK, SOCKET, Node, Topology
 from testbed.histories import gpus
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.shared.messages.share_schedule import GpuId
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN, Places
 
 PLACES = Places(slowdown=PUBLISHED_SLOWDOWN, gpus_per_node=8, num_nodes=4)

@@ -13,8 +13,8 @@ from elasticflow.shared.messages.events import (
     PlanDecided,
     WorkersStopped,
 )
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.measurements import ResizeTimeline
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.simulator.timing.recorded_times import fitted_to, recorded_times
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime

@@ -15,8 +15,8 @@ from elasticflow.shared.messages import codec, events, subjects
 from elasticflow.shared.messages.codec import READER_VERSION
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import JobAdmitted, PlanDecided, PlanEvent
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
-from elasticflow.shared.messages.share_schedule import GpuId
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import LedgerEnd
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus

@@ -1,8 +1,9 @@
-"""A job with a range of GPUs is measured, promised and run only on numbers in the range."""
+"""GPUs over time are validated by the codec; a job with a range is measured, promised and run only on numbers in it."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import msgpack
 import pytest
 
 from elasticflow.errors import InvalidJob
@@ -12,15 +13,32 @@ from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.monitor import policy as monitor
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
-from elasticflow.shared.messages import events
+from elasticflow.shared.messages import codec, events
+from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.commands import ProfileJob, QuoteDeadline, SetGpuLimits
-from elasticflow.shared.messages.gpu_limits import ANY_NUMBER, GpuRange, range_problem
+from elasticflow.shared.messages.gpus import ANY_NUMBER, GpuRange, ShareSegment, range_problem, segments
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
-from elasticflow.shared.messages.share_schedule import segments
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
 from elasticflow.shared.state.job import Phase
 from testbed.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 from tests.support.worker_events import lost, throughput
+
+
+def planned(schedule: object) -> bytes:
+    payload = {"num_gpus_by_job": {}, "valid_until_s": None, "planned": {"a": schedule}, "at_s": NOW_S}
+    return msgpack.packb({"type": "AllocationDecided", "version": 1, "payload": payload})
+
+
+def test_a_schedule_is_read_segment_by_segment() -> None:
+    assert list(segments(())) == []
+    steps = list(segments((0.0, 40.0, 1.0, 50.0, 120.0, 4.0)))
+    assert steps == [ShareSegment(0.0, 40.0, 1), ShareSegment(50.0, 120.0, 4)]
+
+
+@pytest.mark.parametrize("bad", [[0.0], [0.0, 1.0, 2, 3.0], [0.0, -1.0, 2], [0.0, float("nan"), 1], ["a"] * 3])
+def test_what_is_no_schedule_is_refused_at_the_door(bad: list[object]) -> None:
+    with pytest.raises(Undecodable, match="planned"):
+        codec.decode(planned(bad))
 
 
 def shares(history: History) -> dict[str, int]:

@@ -1,12 +1,61 @@
-"""The numbers of GPUs on which a job may run: powers of two within the range of the user and the limits of an operator.
+"""GPUs: how many a job holds over time, on how many it may run, and how many of each type there are."""
 
-Most jobs need no range. It is for models that do not run, or do not converge, on other numbers.
-"""
-
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from elasticflow.shared.messages.share_schedule import GpuId
+from annotated_types import Len
+from pydantic import AfterValidator
+
+from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.limits import MAX_GPUS, Index, TimeS, Token
+
+# --- share schedule -----------------------------------------------------------------------------------
+# GPUs, and the number of GPUs of one job over time. A GPU is one slot of a node: a device, or a share of a CPU.
+
+
+class GpuId(NamedTuple):
+    """One GPU: its node, and its number there, from 0."""
+
+    node_id: Token
+    gpu_index: Index
+
+
+MAX_NAMED_GPUS = 4096
+NamedGpus = Annotated[tuple[GpuId, ...], Len(max_length=MAX_NAMED_GPUS)]
+
+
+class ShareSegment(NamedTuple):
+    """A job holds num_gpus GPUs from start_s until end_s."""
+
+    start_s: float
+    end_s: float
+    num_gpus: int
+
+
+def _in_threes(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    if len(numbers) % 3:
+        raise ValueError(f"must be start_s, end_s, num_gpus of each segment, not {len(numbers)} numbers")
+    return numbers
+
+
+# start_s, end_s, num_gpus of each segment, one after another. Flat, because one decision may carry thousands of
+# schedules: the message is a fifth as large as with a map for each segment.
+ShareSchedule = Annotated[tuple[TimeS, ...], AfterValidator(_in_threes)]
+
+
+def segments(schedule: ShareSchedule) -> Iterator[ShareSegment]:
+    """The segments of a schedule, in order of time."""
+    numbers = iter(schedule)
+    for start_s, end_s, num_gpus in zip(numbers, numbers, numbers, strict=True):
+        yield ShareSegment(start_s, end_s, int(num_gpus))
+
+
+# --- gpu limits ---------------------------------------------------------------------------------------
+# The numbers of GPUs on which a job may run: powers of two within the range of the user and the limits of an operator.
+#
+# Most jobs need no range. It is for models that do not run, or do not converge, on other numbers.
 
 
 class GpuRange(NamedTuple):
@@ -98,3 +147,26 @@ def rounded_in_words(min_gpus: int | None, max_gpus: int | None) -> str:
     named = ((min_gpus, meant.least), (max_gpus, meant.most))
     other = [f"{asked} GPUs mean {size}" for asked, size in named if asked is not None and asked != size]
     return f"{' and '.join(other)}: jobs get 1, 2, 4, 8, ... GPUs" if other else ""
+
+
+# --- gpus by type -------------------------------------------------------------------------------------
+# Numbers of GPUs by type, as users write them: `4xV100,8xP100,16xK80`.
+
+_GPUS_OF_TYPE = re.compile(r"([0-9]{1,9})x([A-Za-z0-9][A-Za-z0-9._-]{0,63})")
+_EXPECTED = "give each type once, as NUMBERxTYPE, for example 4xV100,8xP100,16xK80"
+
+
+def gpus_by_type(text: str, name: str) -> dict[str, int]:
+    """The numbers that `text` gives, in its order. BadSettings names the setting and the part that is wrong."""
+    counts = dict[str, int]()
+    for part in text.split(","):
+        match = _GPUS_OF_TYPE.fullmatch(part.strip())
+        if match is None:
+            raise BadSettings((f"{name} {text!r}: cannot read {part.strip()!r}; {_EXPECTED}",))
+        count, gpu_type = int(match[1]), match[2]
+        if gpu_type in counts:
+            raise BadSettings((f"{name} {text!r}: type {gpu_type} appears twice; {_EXPECTED}",))
+        if not 1 <= count <= MAX_GPUS:
+            raise BadSettings((f"{name} {text!r}: the number of {gpu_type} must be 1 to {MAX_GPUS}",))
+        counts[gpu_type] = count
+    return counts
