@@ -20,8 +20,7 @@ import elasticflow
 from elasticflow.cli.app import app
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.services.executor.settings import ExecutorSettings
-from elasticflow.services.monitor.gauges import PoolGauges
-from elasticflow.services.monitor.service import MonitorSettings
+from elasticflow.services.monitor.service import MonitorSettings, PoolGauges
 from elasticflow.shared.errors import ElasticFlowError, Explained
 from elasticflow.shared.messages import pool_config
 from elasticflow.shared.messages.codec import MESSAGE_TYPES

@@ -11,8 +11,14 @@ from functools import partial
 from itertools import groupby
 from typing import assert_never, cast
 
-from elasticflow.services.admission.change_gpu_type import change_gpu_type, jobs_due, next_due_s
-from elasticflow.services.admission.change_job import amend_on_types, cancel, checkpoint
+from elasticflow.services.admission.change_job import (
+    amend_on_types,
+    cancel,
+    change_gpu_type,
+    checkpoint,
+    jobs_due,
+    next_due_s,
+)
 from elasticflow.services.admission.gpu_limits import expired_gpu_limits, set_gpu_limits
 from elasticflow.services.admission.loads import cancel_load, open_load, seal_load
 from elasticflow.services.admission.reserve import reserve

@@ -26,8 +26,8 @@ from elasticflow.services.admission.submission import (
     request_of,
     submission_of,
     waiting_submission,
+    with_measurement_plan,
 )
-from elasticflow.services.admission.unmeasured import with_measurement_plan
 from elasticflow.shared.messages.commands import ProfileJob, SubmitJob
 from elasticflow.shared.messages.events import AdmissionEvent, JobAdmitted, JobProfiled, JobRejected
 from elasticflow.shared.messages.gpus import GpuRange

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from elasticflow.services.monitor.gauges import PoolGauges
+from elasticflow.services.monitor.service import PoolGauges
 from elasticflow.shared.runtime.process.metrics import Metrics
 
 ROOT = Path(__file__).parents[3]

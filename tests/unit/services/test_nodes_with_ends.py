@@ -4,7 +4,7 @@ from typing import Any
 
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
-from elasticflow.services.monitor.risks import at_risk, lost_a_node
+from elasticflow.services.monitor.policy import at_risk, lost_a_node
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.job_spec import JobClass

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.services.admission.change_gpu_type import RETRY_S, WAIT_S
+from elasticflow.services.admission.change_job import RETRY_S, WAIT_S
 from elasticflow.services.admission.policy import POLICY, decide, wake_at_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import SubmitJob

@@ -3,7 +3,7 @@
 from prometheus_client import generate_latest
 
 from elasticflow.services.admission.policy import POLICY
-from elasticflow.services.monitor.gauges import PoolGauges
+from elasticflow.services.monitor.service import PoolGauges
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.runtime.process.metrics import Metrics

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.services.monitor.risks import interpolated_throughput
+from elasticflow.services.monitor.policy import interpolated_throughput
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 
 CURVE = ScalingCurve((2, 4, 8), (10.0, 16.0, 24.0))
