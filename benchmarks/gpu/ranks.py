@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from benchmarks.engine.parts import Device
 from benchmarks.report import Measured
-from elasticflow.services.executor.worker.group import device_transport
+from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host
 from elasticflow.services.executor.worker.group.transport import Membership
@@ -92,7 +92,7 @@ def over_nccl() -> None:
     """Let groups of this process use NCCL, also with a worker on the same GPU."""
     os.environ.update(_SHARED_GPU, NCCL_HOSTID=f"process-{os.getpid()}")
     bind_to_host(_HOST)
-    device_transport.share_a_gpu = lambda one, other: False  # pyright: ignore[reportAttributeAccessIssue]
+    groups.share_a_gpu = lambda one, other: False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Ranks:

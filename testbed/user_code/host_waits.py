@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from elasticflow import ElasticJob
 from elasticflow.services.executor.worker.group.gloo_transport import GlooTransport
-from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers
+from elasticflow.services.executor.worker.process.device import DeviceNumbers
 
 
 class Plain(ElasticJob):

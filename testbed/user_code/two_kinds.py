@@ -11,7 +11,7 @@ from training_functions import Points
 from elasticflow import Scalar
 from elasticflow.services.executor.worker.engine import step_agreement
 from elasticflow.services.executor.worker.group import groups
-from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
+from elasticflow.services.executor.worker.group.groups import DeviceIdentity
 
 
 def is_other() -> bool:

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from elasticflow.services.executor.worker.training_tasks.task_server import StepTasks
+from elasticflow.services.executor.worker.training_tasks.manager import StepTasks
 
 NUM_TASKS = 5
 

@@ -8,8 +8,7 @@ No package imports it: the launcher starts `python -m elasticflow.services.execu
 torch and forks a child for each worker and runner. They talk over sockets (shared/messages/worker_protocol/frames.py).
 
     fork_server_parent.py   ends what is left if the fork server is killed
-    fork_server.py          forks workers and runners, reaps them, ends with its executor
-    first_message.py        whether a fork becomes a worker, a runner, an installer or a fetcher
+    fork_server.py          forks workers, runners, installers and fetchers, reaps them, ends with its executor
     interface.py                what users' code is to a worker: a training function, and its failure
     process/      one operating-system process
         channel.py              messages from and to the executor; the lease
@@ -18,8 +17,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         users_process.py        what users' code does to its process: ends, forks, timers, standard input
         working_folder.py       the folder in which a job's processes work
         log_file.py             where output goes
-        device.py               the CPU slot or GPU: memory, errors, advice, timing, the cores next to it
-        device_numbers.py       numbers that a device computes, on their way to the host
+        device.py               the CPU slot or GPU: memory, errors, advice, timing, near cores, numbers it computes
         compiled_models.py      what torch.compile must do for equal bits
         cpu_slot_limits.py      what a CPU slot may use: a share of a core, and the memory of tasks
         telemetry.py            reports progress, speed and lack of progress
@@ -27,9 +25,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         rendezvous.py           workers of a generation find and connect to each other
         rendezvous_store.py     its key-value store, with waits that can be aborted
         tcp_connections.py      this process's connections: their secret, their network interface, their end
-        groups.py               collectives between connected workers, and the end of groups
+        groups.py               collectives between connected workers, their end, the transport that a device needs
         transport.py            what moves a group's tensors: an interface, and a transfer
-        device_transport.py     which of these a group needs for its device
         gloo_transport.py       between hosts, or between workers that share a GPU, by way of the host
         nccl_transport.py       between GPUs
         peer_loss.py            detects the loss of a peer; the peer-loss watchdog
@@ -38,16 +35,13 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         nested_tensors.py       a state as its structure and its tensors (pure)
     checkpoint/   the job's state on disk
         store.py                complete or absent, newest generation first
-        files.py                files with their digest, whole, of parts, or of a model
-        parameter_slices.py     how parameters are divided among workers
+        files.py                files with their digest, whole, of parts, or of a model; parts of parameters
         writer.py               when to write, and in the background
     data/         samples
-        dataset.py              recognizes the user's data set
+        dataset.py              recognizes the user's data set; the job's place in one without a length
         loader_settings.py      what a script's DataLoader says: kept or refused
         sample_order.py         (seed, iteration, virtual node) -> samples (pure)
-        sample_readers.py       read map-style and streamed data sets
-        streams.py              the job's place in a data set without a length
-        stream_reader.py        reads such a data set, and comes to a place in it
+        sample_readers.py       read map-style and streamed data sets, and those without a length
         read_ahead.py           batches of coming steps, read by a process, and on their way to the device
         virtual_nodes.py        parts of a batch, fixed for life, and their workers (pure)
         random_seeds.py         seeds by phase, iteration and virtual node
@@ -65,10 +59,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         values_of_parts.py      what user code takes from one part of a batch as if that were the whole
         undeclared_state.py     modules and tensors that train() changes beside the job's state
         kept_tensors.py         tensors that user code keeps from step to step, of which it is warned
-        live_variables.py       which variables a paused script may still read
         additional_state.py     objects beside the model and the optimizer that are state
-        object_state.py         plain state of modules, of callbacks and of a library's trainer
-        plain_state.py          attributes of a job and variables of a script that are state
+        plain_state.py          attributes of a job, variables of a script, modules and callbacks that are state
         plain_values.py         numbers, texts, small arrays, and containers and objects of them, as copies
         carried_gradients.py    gradients that outlive their step
         bitwise_steps.py        a step with the same bits at any number of workers
@@ -80,10 +72,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         cooperative_thread.py   a call that can be suspended, and the threads of a process for them
         tree_reduce.py          sums of tensors along the tree, within a worker and with others
         summation_tree.py       the order of every sum (pure)
-        tree_exchange.py        what workers exchange and add, segment by segment
         gradients_and_buffers.py   what the calls of one step share, and the statistics of layers
-        sharded_optimizer.py    an optimizer of which each worker holds a part
-        redistribution.py       its parts to their owners in a new generation
+        sharded_optimizer.py    an optimizer of which each worker holds a part, and new owners of the parts
     scripts/      user scripts instead of a class
         elastic_script.py       a script with elasticflow.elastic(...), as a training function
         schedules.py            schedules step once a step, and are built for the job's steps
@@ -102,8 +92,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         run_tasks.py            from the first message to the end: bundles one after another
     training_tasks/   a training whose gradients are tasks of a padding load
         __main__.py             the manager's process, which a client starts
-        manager.py              a worker that lets runners compute its gradients
-        task_server.py          parameters out, gradients in; which tasks are done, and handed out twice
+        manager.py              a worker that lets runners compute its gradients: parameters out, gradients in
         task_steps.py           the runner's half of a step and the manager's
         gradient_task.py        the task function: what one virtual node adds to a step
         tensor_connection.py    the TCP connection between runner and manager, and what it carries

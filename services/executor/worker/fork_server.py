@@ -14,25 +14,34 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn, get_args
 
 import torch._dynamo  # torch loads it with the first optimizer, which takes a second
 import torch.distributed
 import torch.nn.parallel
 import torch.utils.data  # noqa: F401 - all of these are for the workers
 
-from elasticflow.services.executor.worker.first_message import run_forked
+from elasticflow.services.executor.worker.loop.run_worker import run_worker
+from elasticflow.services.executor.worker.preparation.fetch_data import fetch_data
+from elasticflow.services.executor.worker.preparation.install_packages import install_packages
+from elasticflow.services.executor.worker.tasks.run_tasks import run_tasks
 from elasticflow.shared.library_imports import without_gc
 from elasticflow.shared.messages.worker_protocol.forking import (
+    FetchData,
     ForkFailed,
     ForkServerReady,
     ForkWorker,
     FromForkServer,
+    InstallPackages,
     Isolation,
+    ToPreparer,
     WorkerForked,
     WorkerReaped,
 )
-from elasticflow.shared.messages.worker_protocol.frames import FrameReader, encode_frame
+from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
+from elasticflow.shared.messages.worker_protocol.task_running import RunTasks
+from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
 from elasticflow.shared.runtime.process.isolation.isolated_process import (
     SIGNAL_EXIT_CODE,
     WorkerFolders,
@@ -44,6 +53,7 @@ from elasticflow.shared.runtime.process.process_termination import (
     die_with_parent,
     end_adopted,
     kill_and_reap_process_group,
+    kill_own_process_group,
 )
 
 _REAP_TIMEOUT_S = 5.0  # for a process that SIGKILL does not end, e.g. in a driver's system call
@@ -182,3 +192,37 @@ def _next_ended() -> "os.waitid_result | None":
     with contextlib.suppress(ChildProcessError):  # there is no child at all
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return None
+
+
+# --- a child's first message --------------------------------------------------------------------------
+# A child of the fork server: its first message says if it becomes a worker, a runner, an installer or a fetcher.
+
+
+def run_forked(sock: socket.socket, folders: WorkerFolders) -> NoReturn:
+    """Wait for the first message, without a timeout, and do what it says. sock: the channel to the executor."""
+    frames = FrameReader[ToWorker | RunTasks | ToPreparer](*get_args(ToWorker), RunTasks, *get_args(ToPreparer))
+    received = b""
+    first: ToWorker | RunTasks | ToPreparer | None = None
+    while first is None:
+        data = _receive(sock)
+        received += data
+        try:
+            first = next(frames.feed(data), None)
+        except BrokenChannel:  # a worker reports it
+            break
+    if isinstance(first, RunTasks):
+        run_tasks(sock, first, received, folders)
+    if isinstance(first, InstallPackages):
+        install_packages(sock, first, folders)
+    if isinstance(first, FetchData):
+        fetch_data(sock, first, folders)
+    run_worker(sock, received, folders)
+
+
+def _receive(sock: socket.socket) -> bytes:
+    """The next bytes. Ends this process if the executor is gone."""
+    with contextlib.suppress(OSError):
+        if data := sock.recv(65_536):
+            return data
+    kill_own_process_group()
+    raise AssertionError("SIGKILL has no effect")

@@ -30,12 +30,11 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from elasticflow.services.executor.worker.data.dataset import OTHER_SAMPLES, Stream, StreamOrder, StreamPlace
 from elasticflow.services.executor.worker.data.loader_settings import keep_worker_info
 from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.sample_order import Order, Part
-from elasticflow.services.executor.worker.data.sample_readers import SampleReader
-from elasticflow.services.executor.worker.data.stream_reader import checksum_of
-from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder, StreamPlace
+from elasticflow.services.executor.worker.data.sample_readers import SampleReader, checksum_of
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle

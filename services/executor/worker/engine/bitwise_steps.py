@@ -38,8 +38,7 @@ from elasticflow.services.executor.worker.engine.whole_batch import WholeBatchVa
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import CUDA_GRAPHS_REFUSED, uses_cuda_graphs
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
-from elasticflow.services.executor.worker.process.device import Stopwatch
-from elasticflow.services.executor.worker.process.device_numbers import Number
+from elasticflow.services.executor.worker.process.device import Number, Stopwatch
 from elasticflow.shared.training_interface import offering
 
 # --- backward pass -------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import Generatio
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
-from elasticflow.services.executor.worker.process.device import Stopwatch
-from elasticflow.services.executor.worker.process.device_numbers import number_of
+from elasticflow.services.executor.worker.process.device import Stopwatch, number_of
 from elasticflow.shared.training_interface import offering
 
 

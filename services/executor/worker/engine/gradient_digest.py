@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
+from elasticflow.services.executor.worker.process.device import DeviceNumbers, Number
 
 COMPARE_TENSORS_EVERY = 100  # steps, by all that compares tensors beside gradients
 _SAMPLES = 4096

@@ -13,13 +13,11 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
-from elasticflow.services.executor.worker.data.dataset import DataSet, recognize, sample_order
+from elasticflow.services.executor.worker.data.dataset import DataSet, StreamOrder, recognize, sample_order
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.sample_order import Order
-from elasticflow.services.executor.worker.data.sample_readers import SampleReader, reader_of
-from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader
-from elasticflow.services.executor.worker.data.streams import StreamOrder
+from elasticflow.services.executor.worker.data.sample_readers import SampleReader, UnsizedReader, reader_of
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.additional_state import (
     AdditionalSnapshot,
@@ -28,8 +26,7 @@ from elasticflow.services.executor.worker.engine.additional_state import (
 )
 from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_scaling import refuse_gradient_scaling, with_scalers
-from elasticflow.services.executor.worker.engine.object_state import ModelState
-from elasticflow.services.executor.worker.engine.plain_state import plain_state_of, records_of
+from elasticflow.services.executor.worker.engine.plain_state import ModelState, plain_state_of, records_of
 from elasticflow.services.executor.worker.engine.restored_state import checkpoint_store
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.engine.training_function import in_users_code

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.files import PartFiles, part_names
-from elasticflow.services.executor.worker.checkpoint.parameter_slices import overlap, state_of
+from elasticflow.services.executor.worker.checkpoint.files import PartFiles, overlap, part_names, state_of
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Complete
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers

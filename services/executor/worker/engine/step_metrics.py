@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers
+from elasticflow.services.executor.worker.process.device import DeviceNumbers
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import OnStep, RunningJob, running_job

@@ -10,7 +10,7 @@ from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
-from elasticflow.services.executor.worker.engine.redistribution import PartLost, redistribute
+from elasticflow.services.executor.worker.engine.sharded_optimizer import PartLost, redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.engine.straggler_detection import StragglerDetector

@@ -25,7 +25,7 @@ from elasticflow.services.executor.worker.engine.gradient_digest import StepDige
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.engine.kept_tensors import KeptTensors
 from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
-from elasticflow.services.executor.worker.engine.object_state import held_objects
+from elasticflow.services.executor.worker.engine.plain_state import held_objects
 from elasticflow.services.executor.worker.engine.plain_values import MOST_BYTES, MOST_ITEMS
 from elasticflow.services.executor.worker.engine.step_agreement import (
     Agreement,
@@ -46,8 +46,13 @@ from elasticflow.services.executor.worker.engine.values_of_parts import CountsOf
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
-from elasticflow.services.executor.worker.process.device import Stopwatch, finish_work, is_out_of_memory
-from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, Number
+from elasticflow.services.executor.worker.process.device import (
+    DeviceNumbers,
+    Number,
+    Stopwatch,
+    finish_work,
+    is_out_of_memory,
+)
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.shared.errors import names_in_short
 

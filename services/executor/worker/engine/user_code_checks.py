@@ -15,8 +15,7 @@ from torch.nn.parameter import is_lazy
 from elasticflow.services.executor.worker.checkpoint.store import unreadable_types
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded
-from elasticflow.services.executor.worker.process.device_numbers import Number, number_of
+from elasticflow.services.executor.worker.process.device import DeviceMemoryExceeded, Number, number_of
 from elasticflow.shared.messages.limits import MAX_FEW_ITEMS, MAX_METRICS_BYTES, MAX_NAME_LENGTH, metrics_bytes
 from elasticflow.shared.training_interface import Stateful
 

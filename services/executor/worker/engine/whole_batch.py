@@ -21,7 +21,7 @@ from elasticflow.services.executor.worker.engine.virtual_node_scheduler import S
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.state_transfer import bytes_of
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.device_numbers import number_of
+from elasticflow.services.executor.worker.process.device import number_of
 
 _MEAN, _GATHER, _GRADIENTS = "elasticflow.mean()", "elasticflow.gather()", "backward() behind elasticflow.gather()"
 _MOST_DIMENSIONS = 8

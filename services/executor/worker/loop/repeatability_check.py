@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
-from elasticflow.services.executor.worker.data.stream_reader import checksum_of
+from elasticflow.services.executor.worker.data.sample_readers import checksum_of
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
 from elasticflow.services.executor.worker.interface import TrainingFailed

@@ -10,18 +10,17 @@ from typing import Any, Protocol
 
 import torch
 
-from elasticflow.services.executor.worker.data.dataset import DataSet
+from elasticflow.services.executor.worker.data.dataset import DataSet, Stream, StreamPlace
 from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
-from elasticflow.services.executor.worker.data.streams import Stream, StreamPlace
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
 from elasticflow.services.executor.worker.engine.cooperative_thread import THREADS
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import buffers_of
 from elasticflow.services.executor.worker.engine.job_state import JobObjects, load_volatile_buffers, make_job_objects
-from elasticflow.services.executor.worker.engine.redistribution import redistribute
 from elasticflow.services.executor.worker.engine.restored_state import Restored, require_fitting, restored_state
+from elasticflow.services.executor.worker.engine.sharded_optimizer import redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.engine.training_function import (

@@ -25,12 +25,13 @@ from elasticflow.services.executor.worker.data.random_seeds import keep_generato
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS, first_root
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
-from elasticflow.services.executor.worker.engine.object_state import ModelState, namespace_of
 from elasticflow.services.executor.worker.engine.plain_state import (
     LoopState,
+    ModelState,
     Namespace,
     Pass,
     PlainState,
+    namespace_of,
     namespaces_of_frames,
 )
 from elasticflow.services.executor.worker.engine.plain_values import Attributes

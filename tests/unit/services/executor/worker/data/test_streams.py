@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from elasticflow.services.executor.worker.data.dataset import recognize
+from elasticflow.services.executor.worker.data.dataset import OTHER_SAMPLES, Stream, StreamOrder, recognize
 from elasticflow.services.executor.worker.data.loader_settings import settings_of
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
-from elasticflow.services.executor.worker.data.stream_reader import UnsizedReader, checksum_of
-from elasticflow.services.executor.worker.data.streams import OTHER_SAMPLES, Stream, StreamOrder
+from elasticflow.services.executor.worker.data.sample_readers import UnsizedReader, checksum_of
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle

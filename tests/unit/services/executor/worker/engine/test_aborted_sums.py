@@ -17,8 +17,7 @@ from elasticflow.services.executor.worker.engine.carried_gradients import Carrie
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
-from elasticflow.services.executor.worker.engine.tree_exchange import TreeExchange
-from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
+from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum, TreeExchange
 from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost

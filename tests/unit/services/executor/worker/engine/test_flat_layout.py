@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from elasticflow.services.executor.worker.engine import tree_exchange
-from elasticflow.services.executor.worker.engine.tree_exchange import FlatLayout, part
+from elasticflow.services.executor.worker.engine import tree_reduce
+from elasticflow.services.executor.worker.engine.tree_reduce import FlatLayout, part
 
 ALIGNMENT = 128  # elements
 SHAPES = [(300,), (7, 50), (), (0,), (1000,), (128,)]
@@ -12,7 +12,7 @@ SHAPES = [(300,), (7, 50), (), (0,), (1000,), (128,)]
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.int64], ids=str)
 def like(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    monkeypatch.setattr(tree_exchange, "_SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(tree_reduce, "_SEGMENT_BYTES", 2_000)
     return [torch.zeros(shape, dtype=request.param) for shape in SHAPES]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from elasticflow.services.executor.worker.engine.live_variables import may_be_read
+from elasticflow.services.executor.worker.engine.kept_tensors import may_be_read
 
 
 def loop(batches: list[int]) -> Iterator[None]:

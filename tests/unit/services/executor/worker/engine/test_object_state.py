@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
-from elasticflow.services.executor.worker.engine.object_state import ModelState, namespace_of
-from elasticflow.services.executor.worker.engine.plain_state import PlainState, plain_state_of
+from elasticflow.services.executor.worker.engine.plain_state import ModelState, PlainState, namespace_of, plain_state_of
 
 
 class Soft(nn.Module):

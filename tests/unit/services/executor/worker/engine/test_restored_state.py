@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elasticflow.services.executor.worker.checkpoint.parameter_slices import whole_state
+from elasticflow.services.executor.worker.checkpoint.files import whole_state
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.restored_state import Restored, restored_state

@@ -7,9 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elasticflow.services.executor.worker.checkpoint.parameter_slices import whole_state
-from elasticflow.services.executor.worker.engine.redistribution import PartLost, moves, redistribute
-from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
+from elasticflow.services.executor.worker.checkpoint.files import whole_state
+from elasticflow.services.executor.worker.engine.sharded_optimizer import (
+    PartLost,
+    ShardedOptimizer,
+    moves,
+    redistribute,
+)
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.interface import TrainingFailed

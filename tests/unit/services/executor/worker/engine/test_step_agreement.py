@@ -18,8 +18,7 @@ from elasticflow.services.executor.worker.engine.step_agreement import (
     GenerationMembers,
     fingerprint,
 )
-from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
-from elasticflow.services.executor.worker.group.groups import Group
+from elasticflow.services.executor.worker.group.groups import DeviceIdentity, Group
 from elasticflow.services.executor.worker.group.nested_tensors import flatten
 from elasticflow.services.executor.worker.group.transport import Membership
 from tests.unit.services.executor.worker.group.test_groups import CPU, WAIT_S

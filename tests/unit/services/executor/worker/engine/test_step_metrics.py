@@ -17,7 +17,7 @@ from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.transport import Membership
 from elasticflow.services.executor.worker.interface import TrainingFailed
-from elasticflow.services.executor.worker.process.device_numbers import DeviceNumbers, number_of
+from elasticflow.services.executor.worker.process.device import DeviceNumbers, number_of
 
 TIMEOUT_S = 10.0  # of a collective; unreached unless the test fails
 TWO = VirtualNodes(count=2, global_batch_size=3)  # of 1 and 2 samples

@@ -14,10 +14,9 @@ from torch import nn
 
 from benchmarks.engine.transports import connecting
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
-from elasticflow.services.executor.worker.engine import tree_exchange
+from elasticflow.services.executor.worker.engine import tree_reduce
 from elasticflow.services.executor.worker.engine.bitwise_steps import each_written_to
-from elasticflow.services.executor.worker.engine.tree_exchange import stage_peers
-from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
+from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum, stage_peers
 from elasticflow.services.executor.worker.group import groups
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.transport import Membership, Transfer
@@ -30,7 +29,7 @@ TWO_OF_FOUR = ["one"] * 4 + ["other"] * 4  # hosts
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_exchange, "_SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(tree_reduce, "_SEGMENT_BYTES", 2_000)
 
 
 def together(size: int, act: Callable[[Group], object], transport: str = "gloo") -> list:

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from structlog.testing import capture_logs
 
-from elasticflow.services.executor.worker.group import device_transport as transports
-from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
+from elasticflow.services.executor.worker.group import groups as transports
 from elasticflow.services.executor.worker.group.gloo_transport import connect_all
+from elasticflow.services.executor.worker.group.groups import DeviceIdentity
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.tcp_connections import bind_to_host
 from elasticflow.services.executor.worker.group.transport import Membership

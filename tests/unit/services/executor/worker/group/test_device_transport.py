@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from structlog.testing import capture_logs
 
-from elasticflow.services.executor.worker.group import device_transport as transports
-from elasticflow.services.executor.worker.group.device_transport import (
+from elasticflow.services.executor.worker.group import groups as transports
+from elasticflow.services.executor.worker.group.groups import (
     DeviceIdentity,
     Route,
     decoded,
@@ -155,7 +155,7 @@ import sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 from elasticflow.services.executor.worker.group import groups
-from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
+from elasticflow.services.executor.worker.group.groups import DeviceIdentity
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.transport import Membership, Transfer
 

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from elasticflow.services.executor.worker.group import groups, nccl_transport
-from elasticflow.services.executor.worker.group.device_transport import DeviceIdentity
-from elasticflow.services.executor.worker.group.groups import Group
+from elasticflow.services.executor.worker.group.groups import DeviceIdentity, Group
 from elasticflow.services.executor.worker.group.nccl_transport import NcclTransport
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.rendezvous_store import RendezvousAborted
