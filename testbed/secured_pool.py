@@ -18,7 +18,7 @@ from elasticflow.local.supervisor import free_port
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
 from elasticflow.shared.runtime.bus.nats.permissions import Role
-from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
+from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from testbed.real_pool import eventually
 

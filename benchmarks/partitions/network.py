@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticflow.shared.runtime.bus.nats.embedded_server import find_server
-from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
+from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
 
 NEEDED_PROGRAMS = ("ip", "iptables", "nsenter", "unshare")

@@ -20,7 +20,7 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, stream_configs
+from elasticflow.shared.runtime.bus.streams import StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.clock import SystemClock, boot_s
 from testbed.histories import NOW_S
 from testbed.planned_ledger import POOL, Ledger

@@ -23,8 +23,7 @@ from elasticflow.shared.errors import Retry, StorageFull
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob, Command
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
-from elasticflow.shared.runtime.bus.streams import submit_stream
+from elasticflow.shared.runtime.bus.streams import StreamLimits, submit_stream
 from elasticflow.shared.runtime.process.logs import configure_logs
 
 PUBLISHERS = 64

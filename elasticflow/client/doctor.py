@@ -21,7 +21,7 @@ from elasticflow.client.tenant_view import TenantView
 from elasticflow.shared.errors import ElasticFlowError, NotPermitted, names_in_short
 from elasticflow.shared.extras import require_one_version, torch_problem
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.files import readable_by_others
 from elasticflow.shared.runtime.process.folder_tree import jobs_with_files

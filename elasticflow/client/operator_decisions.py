@@ -20,7 +20,7 @@ from elasticflow.shared.messages.pool_config import GpuHourBudget, PoolConfig, T
 from elasticflow.shared.messages.syntax_problems import parsed_json, parsed_toml
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.service.ledger_encoding import decision_id

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, AllowInfNan, Strict, StringConstraints
 
 from elasticflow.shared.hidden_characters import HIDDEN
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # `stream_configs.MAX_PAYLOAD_BYTES` is the server's setting for it
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # `streams.MAX_PAYLOAD_BYTES` is the server's setting for it
 MAX_SUBMISSION_BYTES = 256 * 1024
 MAX_ARCHIVE_BYTES = 16 * 1024 * 1024  # of a job's code
 MAX_ARCHIVE_FILES = 50_000

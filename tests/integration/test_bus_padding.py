@@ -10,7 +10,7 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches, Bus, WorkItem, WorkQueue
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from tests.support.shared_pool import POOL, Connect, add_result, next_of, stored_results
 
 LOAD = "load-1=0123456789abcdef"  # the names of two loads of one id

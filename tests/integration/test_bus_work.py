@@ -8,7 +8,7 @@ from elasticflow.shared.errors import StorageFull, TooLarge
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue
-from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, StreamLimits
+from elasticflow.shared.runtime.bus.streams import MAX_COMMAND_BYTES, StreamLimits
 from tests.support.shared_pool import POOL, SUBMIT, Connect
 
 

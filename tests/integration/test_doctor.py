@@ -25,7 +25,7 @@ from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.connection import Connection
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.nats.permissions import Role
-from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES
+from elasticflow.shared.runtime.bus.streams import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.files import keep_token
 from elasticflow.shared.state.pool import PoolState

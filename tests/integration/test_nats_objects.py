@@ -14,7 +14,7 @@ from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats import jetstream_api, object_store
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from tests.support.shared_pool import POOL
 
 BUCKET, NAME = streams.code_bucket(POOL), "code"

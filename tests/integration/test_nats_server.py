@@ -18,7 +18,7 @@ from elasticflow.shared.errors import (
 from elasticflow.shared.runtime.bus.nats import embedded_server as module
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer, find_server
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from tests.support.error_codes import coded
 
 

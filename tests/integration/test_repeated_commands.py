@@ -9,7 +9,7 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.messages.events import CancelRejected
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkItem
+from elasticflow.shared.runtime.bus.memory.bus import MemoryWorkItem
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkItem
 from elasticflow.shared.runtime.service import command_queue
 from elasticflow.shared.runtime.service.host import Host

@@ -17,7 +17,7 @@ from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats import embedded_server
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
-from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES, StreamLimits, stream_configs
+from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.clock import SystemClock
 from testbed.real_pool import persistently
 from testbed.secured_pool import deployed, serving

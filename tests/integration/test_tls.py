@@ -9,7 +9,7 @@ import pytest
 
 from elasticflow.shared.errors import BadSettings, Unavailable
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from testbed.real_pool import persistently
 from testbed.secured_pool import deployed

@@ -17,7 +17,7 @@ from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from testbed.planned_ledger import POOL
 
 TIMEOUT_S = 120.0

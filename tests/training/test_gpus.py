@@ -88,7 +88,7 @@ import torch.distributed as dist
 from elasticflow.services.executor.worker.process.device import Stopwatch, claim, finish_work
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.transport import Membership
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle

@@ -62,7 +62,6 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         additional_state.py     objects beside the model and the optimizer that are state
         plain_state.py          attributes of a job, variables of a script, modules and callbacks that are state
         plain_values.py         numbers, texts, small arrays, and containers and objects of them, as copies
-        carried_gradients.py    gradients that outlive their step
         bitwise_steps.py        a step with the same bits at any number of workers
         whole_batch.py          values of the whole batch within train()
         gradient_scaling.py     a GradScaler as state of the job
@@ -72,7 +71,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         cooperative_thread.py   a call that can be suspended, and the threads of a process for them
         tree_reduce.py          sums of tensors along the tree, within a worker and with others
         summation_tree.py       the order of every sum (pure)
-        gradients_and_buffers.py   what the calls of one step share, and the statistics of layers
+        gradients_and_buffers.py   what the calls of one step share, statistics of layers, gradients that outlive it
         sharded_optimizer.py    an optimizer of which each worker holds a part, and new owners of the parts
     scripts/      user scripts instead of a class
         elastic_script.py       a script with elasticflow.elastic(...), as a training function

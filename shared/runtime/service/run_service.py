@@ -15,7 +15,7 @@ from typing import Any
 from elasticflow.shared.errors import ElasticFlowError, Retry, Stop
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.logs import BackoffLogger, configure_logs, get_log
 from elasticflow.shared.runtime.process.metrics import Metrics, serve_metrics

@@ -24,9 +24,13 @@ from elasticflow.services.executor.worker.engine.additional_state import (
     AdditionalState,
     further_optimizers,
 )
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients, parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, gradient_digest
-from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, SharedGradients
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import (
+    Buffers,
+    CarriedGradients,
+    SharedGradients,
+    parameters_of,
+)
 from elasticflow.services.executor.worker.engine.plain_state import Pass
 from elasticflow.services.executor.worker.engine.plain_values import Plain
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.interface import TrainingFailed

@@ -24,8 +24,8 @@ from elasticflow.services.executor.worker.engine.additional_state import (
     AdditionalState,
     further_optimizers,
 )
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_scaling import refuse_gradient_scaling, with_scalers
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.plain_state import ModelState, plain_state_of, records_of
 from elasticflow.services.executor.worker.engine.restored_state import checkpoint_store
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer

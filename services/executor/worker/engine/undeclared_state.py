@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
-from elasticflow.services.executor.worker.engine.carried_gradients import parameters_of
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY, sampled_bits
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import parameters_of
 from elasticflow.services.executor.worker.engine.plain_state import Namespace
 from elasticflow.services.executor.worker.engine.plain_values import is_too_large
 from elasticflow.services.executor.worker.interface import TrainingFailed

@@ -15,8 +15,7 @@ import torch
 
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
-from elasticflow.services.executor.worker.engine.carried_gradients import parameters_of
-from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, buffers_of
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, buffers_of, parameters_of
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.tree_reduce import Tensors
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction

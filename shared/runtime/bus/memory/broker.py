@@ -15,8 +15,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES, Message, Value, is_stored_as
 from elasticflow.shared.runtime.bus.memory.link import Link
-from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES, StreamLimits
-from elasticflow.shared.runtime.bus.streams import is_of_ledger
+from elasticflow.shared.runtime.bus.streams import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES, StreamLimits, is_of_ledger
 from elasticflow.shared.runtime.process.clock import Clock
 
 # --- stored stream -------------------------------------------------------------------------------------

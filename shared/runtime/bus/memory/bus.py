@@ -7,7 +7,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import ClassVar, TypeVar
@@ -41,12 +41,12 @@ from elasticflow.shared.runtime.bus.contract import (
     LedgerEnd,
     Message,
     Value,
+    WorkItem,
     WorkQueue,
 )
-from elasticflow.shared.runtime.bus.memory.broker import Listener, MemoryBroker
+from elasticflow.shared.runtime.bus.memory.broker import Consumer, Listener, MemoryBroker
 from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, FaultSource, Link, LinkFaults
-from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkQueue
-from elasticflow.shared.runtime.bus.stream_configs import (
+from elasticflow.shared.runtime.bus.streams import (
     MAX_PAYLOAD_BYTES,
     StreamLimits,
     check_replicas,
@@ -385,3 +385,89 @@ class MemoryBus(Bus):
             for _ in range(2 if self._faults.is_duplicated() else 1):
                 listener.put(message, self._faults.position(len(listener.messages)))
         return len(receivers)
+
+
+# --- work queue ---------------------------------------------------------------------------------------
+# The work queue of the bus in memory.
+
+
+class MemoryWorkQueue:
+    """See `bus.WorkQueue`. check_open raises once the bus is closed."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        clock: Clock,
+        check_open: Callable[[], None],
+        faults: FaultSource,
+        link: Link,
+    ) -> None:
+        self._consumer = consumer
+        self._clock = clock
+        self._check_open = check_open
+        self._faults = faults
+        self._link = link
+
+    async def pull(self, max_messages: int, timeout_s: float) -> list[WorkItem]:
+        deadline_s = self._clock.now_s() + timeout_s
+        await asyncio.sleep(0)  # as over a network, other tasks run meanwhile
+        while True:
+            self._check_open()
+            now_s = self._clock.now_s()
+            if taken := self._consumer.take(max_messages, now_s):
+                items: list[WorkItem] = [self._item(sequence) for sequence in taken]
+                await self._link.delivery()
+                return items
+            if now_s >= deadline_s:
+                return []
+            wake_s = min(deadline_s, self._consumer.next_due_s())
+            await self._consumer.stream.bell.wait(self._clock, wake_s)
+
+    async def close(self) -> None:
+        """Nothing arrives unasked here."""
+
+    def _item(self, sequence: int) -> WorkItem:
+        stream = self._consumer.stream
+        if self._faults.is_duplicated():
+            self._consumer.postpone(sequence, self._clock.now_s())
+        return MemoryWorkItem(
+            subject=stream.messages[sequence].subject,
+            data=stream.messages[sequence].data,
+            headers=stream.headers[sequence],
+            sequence=sequence,
+            stored_at_s=stream.messages[sequence].stored_at_s,
+            num_delivered=self._consumer.num_delivered[sequence],
+            consumer=self._consumer,
+            clock=self._clock,
+            link=self._link,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWorkItem:
+    """See `bus.WorkItem`."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+    sequence: int
+    stored_at_s: float
+    num_delivered: int
+    consumer: Consumer
+    clock: Clock
+    link: Link
+
+    async def ack(self) -> None:
+        self.link.send(lambda: self.consumer.settle(self.sequence))
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        self.link.send(lambda: self._postpone(delay_s))
+
+    async def in_progress(self) -> None:
+        self.link.send(lambda: self._postpone(self.consumer.ack_wait_s))
+
+    async def term(self) -> None:
+        self.link.send(lambda: self.consumer.settle(self.sequence))
+
+    def _postpone(self, delay_s: float) -> None:
+        self.consumer.postpone(self.sequence, self.clock.now_s() + delay_s)

@@ -32,10 +32,9 @@ from elasticflow.shared.runtime.bus.nats import (
     stream_follower,
     work_queue,
 )
-from elasticflow.shared.runtime.bus.nats.connection import Connection, OnState
-from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox
+from elasticflow.shared.runtime.bus.nats.connection import Connection, ConnectionBroke, OnState, ReplyInbox
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkQueue
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, check_replicas, stream_configs
+from elasticflow.shared.runtime.bus.streams import StreamLimits, check_replicas, stream_configs
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.runtime.process.nats_access import WITH_TOKEN, NatsAccess

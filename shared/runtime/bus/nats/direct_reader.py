@@ -19,8 +19,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
 from elasticflow.shared.runtime.bus.nats import jetstream_api, stream_follower
-from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, ReplyInbox, status_of
+from elasticflow.shared.runtime.bus.nats.connection import Connection, ConnectionBroke, ReplyInbox, status_of
 from elasticflow.shared.runtime.bus.nats.stream_follower import LedgerPosition
 
 _POLL_S = 0.5  # without news; a message on the ledger's subjects wakes the reader before

@@ -23,7 +23,7 @@ from typing import Self
 
 from elasticflow.shared.errors import CannotStart, cannot_listen, port_taken
 from elasticflow.shared.runtime.bus.nats.pool_check import NEEDED_VERSION
-from elasticflow.shared.runtime.bus.stream_configs import MAX_PAYLOAD_BYTES
+from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES
 from elasticflow.shared.runtime.process.process_termination import preexec_die_with_parent
 
 LOW_DISK_BYTES = 64 << 20

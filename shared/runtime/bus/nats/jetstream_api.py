@@ -26,9 +26,8 @@ from elasticflow.shared.errors import (
 )
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, LedgerEnd, Value
-from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, status_of
-from elasticflow.shared.runtime.bus.stream_configs import largest_message
+from elasticflow.shared.runtime.bus.nats.connection import Connection, ConnectionBroke, status_of
+from elasticflow.shared.runtime.bus.streams import largest_message
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST_SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"

@@ -31,8 +31,7 @@ from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import NumBytes, Token
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats import direct_reader, jetstream_api
-from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.nats.replies import ConnectionBroke, status_of
+from elasticflow.shared.runtime.bus.nats.connection import Connection, ConnectionBroke, status_of
 from elasticflow.shared.runtime.process.clock import SystemClock, fresh_id
 
 _CHUNK_BYTES = 512 * 1024  # below the default max_payload of 1 MiB

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.nats.connection import API_OF_POOL
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits, stream_configs
+from elasticflow.shared.runtime.bus.streams import StreamLimits, stream_configs
 
 _INBOXES = "_INBOX.>"
 _REPLIES_TO_OTHER_ACCOUNTS = "_R_.>"

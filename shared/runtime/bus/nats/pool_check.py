@@ -8,7 +8,7 @@ from functools import partial
 from elasticflow.shared.errors import NotPermitted, ServerTooSmall, TooFewReplicas
 from elasticflow.shared.runtime.bus.nats import direct_reader, jetstream_api
 from elasticflow.shared.runtime.bus.nats.connection import Connection
-from elasticflow.shared.runtime.bus.stream_configs import (
+from elasticflow.shared.runtime.bus.streams import (
     MAX_PAYLOAD_BYTES,
     StreamLimits,
     check_replicas,

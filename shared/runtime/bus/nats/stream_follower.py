@@ -20,9 +20,8 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_BATCH, Batches
-from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.connection import Connection, ReplyInbox, status_of
 from elasticflow.shared.runtime.bus.nats.jetstream_api import check, first_readable, leader_info
-from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
 from elasticflow.shared.runtime.process.logs import log
 
 # --- Does the ledger still hold what was read of it, and what its leader counts? -----------------------

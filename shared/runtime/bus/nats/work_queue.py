@@ -18,9 +18,8 @@ from elasticflow.shared.errors import BusClosed, Unavailable
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkItem
-from elasticflow.shared.runtime.bus.nats.connection import Connection
+from elasticflow.shared.runtime.bus.nats.connection import Connection, ReplyInbox, status_of
 from elasticflow.shared.runtime.bus.nats.jetstream_api import check, delete_consumer
-from elasticflow.shared.runtime.bus.nats.replies import ReplyInbox, status_of
 
 _MAX_ACK_PENDING = 20_000  # of all replicas together
 _LONGEST_WAIT_S = 60.0

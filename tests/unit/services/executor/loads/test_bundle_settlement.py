@@ -16,7 +16,7 @@ from elasticflow.shared.messages.padding_tasks import (
 )
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
 from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.stream_configs import StreamLimits
+from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.state.load import Load, LoadPhase
 from tests.support.shared_pool import stored_results
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import PoolConfigured
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig, TenantQuota
-from elasticflow.shared.runtime.bus.stream_configs import MAX_COMMAND_BYTES
+from elasticflow.shared.runtime.bus.streams import MAX_COMMAND_BYTES
 from elasticflow.shared.runtime.service import command_queue
 from elasticflow.shared.runtime.service.command_queue import LEAST_BYTES, CommandBudgets
 

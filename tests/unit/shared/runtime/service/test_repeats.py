@@ -20,7 +20,7 @@ from elasticflow.shared.messages.commands import (
 from elasticflow.shared.messages.events import NodeJoined, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.work_queue import MemoryWorkItem
+from elasticflow.shared.runtime.bus.memory.bus import MemoryWorkItem
 from elasticflow.shared.state import pool as pool_module
 from elasticflow.shared.state.fold import plan as plan_module
 from elasticflow.simulator.baselines.policy_catalogue import planners

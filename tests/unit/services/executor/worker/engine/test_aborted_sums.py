@@ -13,9 +13,8 @@ from torch import nn
 
 from benchmarks.engine.transports import connecting
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
-from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum, TreeExchange
 from elasticflow.services.executor.worker.group import groups

@@ -16,7 +16,7 @@ from torch import nn
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.plain_state import plain_state_of
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.undeclared_state import UndeclaredState

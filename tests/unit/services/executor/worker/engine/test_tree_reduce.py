@@ -8,7 +8,7 @@ from torch import nn
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler

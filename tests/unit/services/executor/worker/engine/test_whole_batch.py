@@ -13,8 +13,8 @@ import elasticflow
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.gradient_scaling import with_scalers
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.user_code_checks import begin_call
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler

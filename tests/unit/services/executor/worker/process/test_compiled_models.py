@@ -12,8 +12,8 @@ from torch import nn
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.bitwise_steps import BitwiseSteps
-from elasticflow.services.executor.worker.engine.carried_gradients import CarriedGradients
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread
+from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import LockstepScheduler
