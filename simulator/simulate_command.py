@@ -25,8 +25,7 @@ from elasticflow.simulator.command_inputs import (
 from elasticflow.simulator.padding.command import loads
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
-from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN
-from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
+from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY, PUBLISHED_SLOWDOWN
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
 from elasticflow.simulator.trace.result_files import result_table, write_tables

@@ -20,7 +20,7 @@ from benchmarks.papers.runs import BOUND, Jobs, Run
 from benchmarks.scheduling.workloads import cluster_of
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.simulator.report.run_matrix import due_after, mixed
+from elasticflow.simulator.report.figures import due_after, mixed
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace

@@ -31,7 +31,7 @@ from benchmarks.papers.execution import code_digest, write_json
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob
-from elasticflow.simulator.baselines.priority_schedulers import StaticPriority, WeightedFairSharing
+from elasticflow.simulator.baselines.schedulers_without_deadlines import StaticPriority, WeightedFairSharing
 
 # --- accuracies ----------------------------------------------------------------------------------------
 

@@ -20,9 +20,13 @@ from elasticflow.simulator.baselines.edf import (
 from elasticflow.simulator.baselines.elasticflow_algorithms import ElasticFlowAlgorithms
 from elasticflow.simulator.baselines.lease_schedulers import Chronus, Gandiva, Themis, ThemisInSlots
 from elasticflow.simulator.baselines.policy_adapter import NO_REQUESTS, baseline_policies
-from elasticflow.simulator.baselines.pollux import Pollux
-from elasticflow.simulator.baselines.priority_schedulers import StaticPriority, WeightedFairSharing
-from elasticflow.simulator.baselines.tiresias import ElasticTiresias, Tiresias
+from elasticflow.simulator.baselines.schedulers_without_deadlines import (
+    ElasticTiresias,
+    Pollux,
+    StaticPriority,
+    Tiresias,
+    WeightedFairSharing,
+)
 
 AdmissionPolicy = Literal["first-come", "selective"]
 OURS: tuple[AdmissionPolicy, ...] = ("selective", "first-come")

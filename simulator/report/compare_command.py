@@ -18,8 +18,7 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.simulator.baselines.policy_catalogue import OURS, POLICY_NAMES, policies_named
 from elasticflow.simulator.command_inputs import cluster_of, make_folder, note, reporting_errors, workload_of
-from elasticflow.simulator.report.figures import Cell, Section
-from elasticflow.simulator.report.run_matrix import NotRun, RunMatrix, Runner
+from elasticflow.simulator.report.figures import Cell, NotRun, RunMatrix, Runner, Section
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.overhead import overhead_model
 from elasticflow.simulator.trace.plots import require_matplotlib

@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
-from elasticflow.simulator.timing.places import Places
 from elasticflow.simulator.timing.training_time import (
     DONE_WITHIN_S,
+    Places,
     RatedProgress,
     TrainingTime,
     mix_throughput,

@@ -14,8 +14,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
-from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN, Places
-from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY
+from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY, PUBLISHED_SLOWDOWN, Places
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures, NodeEnds, SpeedNoise
 from elasticflow.simulator.trace.result import HOUR_S, Fate, Result

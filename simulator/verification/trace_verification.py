@@ -21,6 +21,7 @@ from elasticflow.shared.messages.events import (
     JobAdmitted,
     JobAmended,
     JobRejected,
+    PlacementDecided,
     PlanEvent,
 )
 from elasticflow.shared.messages.gpus import ShareSchedule
@@ -33,7 +34,7 @@ from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of
-from elasticflow.simulator.timing.places import Places
+from elasticflow.simulator.timing.training_time import Places
 from elasticflow.simulator.verification.certificate_checker import Checker
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
@@ -44,7 +45,6 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
-from elasticflow.simulator.verification.placed_blocks import PlacedBlocks
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- certified jobs ------------------------------------------------------------------------------------
@@ -428,3 +428,35 @@ def _of_type(part: PoolState, recorded: str, events: Iterable[PlanEvent]) -> Ite
                 )
             case _:
                 pass
+
+
+# --- placed blocks ------------------------------------------------------------------------------------
+# Where promised jobs are: whether each is on as few nodes as a buddy block of its size needs at worst.
+#
+# Independent of the scheduler: it knows the sizes of the nodes only. A block of 2^s GPUs lies within a node wherever
+# 2^s divides the sizes of all nodes (docs/adr/0107).
+
+
+class PlacedBlocks:
+    """placements: of promised jobs, that were checked. apart: those on more nodes."""
+
+    def __init__(self, cluster: ClusterShape) -> None:
+        self.placements = self.apart = 0
+        self._within_a_node: Mapping[str, int] = {
+            gpu_type: min(
+                node.num_gpus & -node.num_gpus for node in cluster.nodes.values() if node.gpu_type == gpu_type
+            )
+            for gpu_type in cluster.gpu_types
+        }
+        self._type_of_node = {node_id: node.gpu_type for node_id, node in cluster.nodes.items()}
+
+    def decided(self, before: PoolState, events: Sequence[PlanEvent]) -> None:
+        """Check the placements of a decision."""
+        for event in events:
+            for placed in event.placements if isinstance(event, PlacementDecided) else ():
+                own = placed.gpus[: len(placed.gpus) - placed.num_added_gpus]
+                if not own or not before.live_jobs[placed.job_id].promised:
+                    continue
+                largest = self._within_a_node[self._type_of_node[own[0].node_id]]
+                self.placements += 1
+                self.apart += len({gpu.node_id for gpu in own}) > math.ceil(len(own) / largest)

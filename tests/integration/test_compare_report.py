@@ -13,8 +13,15 @@ from typer.testing import CliRunner
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.__main__ import app
-from elasticflow.simulator.report.figures import efficiencies, mixes
-from elasticflow.simulator.report.run_matrix import BEST_EFFORT_SEED, RunMatrix, Runner, due_after, mixed
+from elasticflow.simulator.report.figures import (
+    BEST_EFFORT_SEED,
+    RunMatrix,
+    Runner,
+    due_after,
+    efficiencies,
+    mixed,
+    mixes,
+)
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace, write_trace

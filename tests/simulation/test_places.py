@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN
+from elasticflow.simulator.timing.training_time import PUBLISHED_SLOWDOWN
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs

@@ -24,7 +24,7 @@ NO_CLAIMS = {
     ("benchmarks/heterogeneous/completion_times.py", "1.46"): "price of a P100 per hour",
     ("benchmarks/padding/preempted.py", "1.25"): "our own goal",
     ("benchmarks/scheduling/prices_over_a_day.py", "1.25"): "quotient of two lengths of a window",
-    ("simulator/timing/places.py", "2.17"): "no result to compare with, but the model's parameter",
+    ("simulator/timing/training_time.py", "2.17"): "no result to compare with, but the model's parameter",
 }
 
 

@@ -23,9 +23,13 @@ from elasticflow.simulator.baselines.lease_schedulers import (
     finish_time_fairness,
 )
 from elasticflow.simulator.baselines.policy_catalogue import BASELINES
-from elasticflow.simulator.baselines.pollux import Pollux
-from elasticflow.simulator.baselines.priority_schedulers import StaticPriority, WeightedFairSharing
-from elasticflow.simulator.baselines.tiresias import ElasticTiresias, Tiresias
+from elasticflow.simulator.baselines.schedulers_without_deadlines import (
+    ElasticTiresias,
+    Pollux,
+    StaticPriority,
+    Tiresias,
+    WeightedFairSharing,
+)
 
 LINEAR = ScalingCurve((1, 2, 4, 8), (1.0, 2.0, 4.0, 8.0))
 BENT = ScalingCurve((1, 2, 4, 8), (1.0, 1.8, 2.4, 2.0))  # 8 GPUs are slower than 4

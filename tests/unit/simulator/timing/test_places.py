@@ -3,7 +3,7 @@
 import pytest
 
 from elasticflow.shared.messages.gpus import GpuId
-from elasticflow.simulator.timing.places import PUBLISHED_SLOWDOWN, Places
+from elasticflow.simulator.timing.training_time import PUBLISHED_SLOWDOWN, Places
 
 PLACES = Places(slowdown=PUBLISHED_SLOWDOWN, gpus_per_node=8, num_nodes=4)
 
