@@ -63,12 +63,12 @@ if TYPE_CHECKING:
     from elasticflow.sdk.job import gather as gather
     from elasticflow.sdk.job import mean as mean
     from elasticflow.sdk.job_fields import data_path as data_path
-    from elasticflow.sdk.joblib_registration import register_joblib as register_joblib
     from elasticflow.sdk.local_run import LocalRun as LocalRun
     from elasticflow.sdk.local_run import run_locally as run_locally
     from elasticflow.sdk.packaging import PackagingFailed as PackagingFailed
     from elasticflow.sdk.padding import map as map
     from elasticflow.sdk.padding_executor import PaddingExecutor as PaddingExecutor
+    from elasticflow.sdk.padding_executor import register_joblib as register_joblib
     from elasticflow.sdk.script import ElasticLoader as ElasticLoader
     from elasticflow.sdk.script import Script as Script
     from elasticflow.sdk.script import TorchrunScript as TorchrunScript
@@ -132,11 +132,10 @@ _NAMES_BY_MODULE = {
     "sdk.job_fields": "data_path",
     "sdk.fetching": "Fetched fetch load",
     "sdk.script": "ElasticLoader Script TorchrunScript elastic",
-    "sdk.joblib_registration": "register_joblib",
     "sdk.local_run": "LocalRun run_locally",
     "sdk.packaging": "PackagingFailed",
     "sdk.padding": "map",
-    "sdk.padding_executor": "PaddingExecutor",
+    "sdk.padding_executor": "PaddingExecutor register_joblib",
     "times": "Duration Moment",
     "sdk.training": "train",
     "sdk.synchronous": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, SHARDED, Rule, refuse, replace_accumulation
+from elasticflow.adapters.training_libraries import ONE_PROCESS, SCALE, SHARDED, Rule, refuse, replace_accumulation
 from elasticflow.sdk.script import ElasticLoader, running_worker
 from elasticflow.sdk.script import elastic as elastic_script
 from elasticflow.shared.training_interface import OnStep

@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from elasticflow.adapters.held_state import named_by_class
 from elasticflow.adapters.mlflow import MLflow
 from elasticflow.adapters.tracking import Tracker, sink_of
-from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, Rule, Unsupported, refuse, replace_accumulation
+from elasticflow.adapters.training_libraries import (
+    ONE_PROCESS,
+    SCALE,
+    Rule,
+    Unsupported,
+    named_by_class,
+    refuse,
+    replace_accumulation,
+)
 from elasticflow.adapters.wandb import WeightsAndBiases
 from elasticflow.sdk.script import require_state, running_worker
 from elasticflow.shared.training_interface import OnStep, is_stateful

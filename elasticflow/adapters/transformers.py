@@ -9,10 +9,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from elasticflow.adapters.held_state import named_by_class
 from elasticflow.adapters.mlflow import MLflow
 from elasticflow.adapters.tracking import Tracker, sink_of
-from elasticflow.adapters.unsupported import ONE_PROCESS, SCALE, SHARDED, Rule, refuse, replace_accumulation
+from elasticflow.adapters.training_libraries import (
+    ONE_PROCESS,
+    SCALE,
+    SHARDED,
+    Rule,
+    named_by_class,
+    refuse,
+    replace_accumulation,
+)
 from elasticflow.adapters.wandb import WeightsAndBiases
 from elasticflow.sdk.script import SCRIPT_PROCESS_VARIABLE, require_state, running_worker
 from elasticflow.shared.training_interface import OnStep, is_stateful

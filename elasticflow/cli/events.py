@@ -15,7 +15,7 @@ from elasticflow.cli.terminal_output import note, print_json, progress_bar, say_
 from elasticflow.client.archive_ledger import archive as archive_ledger
 from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger, write_ledger
-from elasticflow.history.names_concerned import event_rows
+from elasticflow.history.event_text import event_rows
 from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.times import clock_time

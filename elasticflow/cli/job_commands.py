@@ -11,11 +11,10 @@ from typing import Annotated
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import Json, LedgerOptions, OwnerOptions, read, run
+from elasticflow.cli.command_options import Json, LedgerOptions, OwnerOptions, naming_owner, read, run
 from elasticflow.cli.job_options import NumIterations, When
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import deadline_of, require_future
-from elasticflow.cli.owner_advice import naming_owner
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.replies import CheckpointReply

@@ -15,9 +15,17 @@ from elasticflow.client.client import Client
 from elasticflow.client.ledger import ExportedLedger
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT
 from elasticflow.history.formatting import limits_in_words
-from elasticflow.history.job_table import jobs_table, ranked_sweep, sweep_table
 from elasticflow.history.pool_views import JobView, LoadView, NodeView, job_views, load_views, node_views, present_nodes
-from elasticflow.history.tables import Column, bar, fewer_names, state_word, table_of
+from elasticflow.history.tables import (
+    Column,
+    bar,
+    fewer_names,
+    jobs_table,
+    ranked_sweep,
+    state_word,
+    sweep_table,
+    table_of,
+)
 from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import memory_in_words
 from elasticflow.shared.state.nodes import slower_node_in_words

@@ -21,8 +21,7 @@ from elasticflow.client.command_requests import Package
 from elasticflow.client.load_results import MAX_STORED_BYTES
 from elasticflow.client.loads import SentLoad
 from elasticflow.errors import InputUnusable
-from elasticflow.sdk.padding import LoadResults, in_order
-from elasticflow.sdk.padding_code import load_name, named_code
+from elasticflow.sdk.padding import LoadResults, in_order, load_name, named_code
 from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import PoolConfig

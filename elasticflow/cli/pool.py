@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from elasticflow.cli import completion
-from elasticflow.cli.command_options import DataDir, Json, OwnerOptions, PoolOptions, run
+from elasticflow.cli.command_options import DataDir, Json, OwnerOptions, PoolOptions, naming_owner, owner_in_words, run
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.option_values import duration_of, future_end_of, gpus_named
-from elasticflow.cli.owner_advice import naming_owner, owner_in_words
 from elasticflow.cli.terminal_output import note, plain, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import NOW, announce_node_end, read_config

@@ -16,8 +16,8 @@ from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.history.formatting import gpus_by_type_in_words, gpus_of_types
-from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView, LoadView, job_views, load_views, node_views, present_nodes
+from elasticflow.history.tables import jobs_table
 from elasticflow.shared.messages.event_summary import counted
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.shared.runtime.process.terminal import console

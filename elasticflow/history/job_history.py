@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from elasticflow.history.event_text import event_text, load_text, placed_in_words
+from elasticflow.history.event_text import event_text, is_profile_of, load_text, names_concerned, placed_in_words
 from elasticflow.history.formatting import (
     deadline_in_words,
     end_in_words,
@@ -19,7 +19,6 @@ from elasticflow.history.formatting import (
     speeds_in_words,
     virtual_nodes_in_words,
 )
-from elasticflow.history.names_concerned import is_profile_of, names_concerned
 from elasticflow.history.pool_views import gpu_type_of
 from elasticflow.history.profile_views import predicted_steps
 from elasticflow.shared.messages import events

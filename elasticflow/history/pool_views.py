@@ -162,8 +162,10 @@ class JobView:
         """The row of `eflow jobs` for a notebook, as of its end or decision, and what is said of a failure."""
         from rich.text import Text
 
-        from elasticflow.history.job_table import jobs_table  # it needs this module
-        from elasticflow.history.tables import as_html
+        from elasticflow.history.tables import (
+            as_html,
+            jobs_table,  # it needs this module
+        )
 
         shown = as_html(jobs_table((self,), self.ended_at_s or self.decided_at_s, all_columns=True))
         said = "\n".join(filter(None, (self.explanation, self.last_lines)))

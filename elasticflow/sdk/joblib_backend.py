@@ -10,7 +10,7 @@ from joblib.parallel import AutoBatchingMixin, ParallelBackendBase  # pyright: i
 
 from elasticflow.client.client import Client
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.sdk.padding_code import call_each
+from elasticflow.sdk.padding import call_each
 from elasticflow.sdk.padding_executor import PaddingExecutor
 
 _ENDPOINT_OPTIONS = ("nats_url", "pool", "data_dir")

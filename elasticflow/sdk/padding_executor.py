@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from elasticflow.client.pool_endpoint import find_endpoint
-from elasticflow.errors import LoadWasCancelled
-from elasticflow.sdk.padding import LoadResults
-from elasticflow.sdk.padding_code import Call, PickledCalls, call, load_name
+from elasticflow.errors import LoadWasCancelled, MissingExtra
+from elasticflow.sdk.padding import Call, LoadResults, PickledCalls, call, load_name
 from elasticflow.shared.messages.load_spec import LoadSpec
 
 Arguments = ParamSpec("Arguments")
@@ -229,3 +229,21 @@ def _await_open_loads() -> None:
 # `atexit` is too late: threads no longer start. The executors of concurrent.futures use this hook, too. Its functions
 # are called in reverse order, and this one needs the thread pool that looks up names, hence the import above.
 threading._register_atexit(_await_open_loads)  # pyright: ignore
+
+
+# --- joblib registration ------------------------------------------------------------------------------
+# Makes the joblib backend known. Imports joblib only when it is called.
+
+
+def register_joblib() -> None:
+    """Register the backend "elasticflow" with joblib: `joblib.parallel_config(backend="elasticflow")` selects it.
+
+    Further arguments of `parallel_config` are options of `PaddingExecutor`. Raises MissingExtra without joblib.
+    """
+    if find_spec("joblib") is None:
+        raise MissingExtra("elasticflow.register_joblib", "joblib", "joblib")
+    import joblib.parallel  # pyright: ignore[reportMissingTypeStubs]
+
+    from elasticflow.sdk.joblib_backend import ElasticFlowBackend
+
+    joblib.parallel.register_parallel_backend("elasticflow", ElasticFlowBackend)  # pyright: ignore[reportUnknownMemberType]

@@ -14,9 +14,8 @@ from elasticflow.client.client import REPLY_TIMEOUT_S, Client, blocking, with_cl
 from elasticflow.client.pool_endpoint import find_endpoint
 from elasticflow.client.pool_front import PoolAnswer, PoolFront, PoolsDecision, named_pools
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
-from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import JobView, job_view, job_views
-from elasticflow.history.tables import as_html, as_text, table
+from elasticflow.history.tables import as_html, as_text, jobs_table, table
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.submission import code_of, profilable, quotable, submission_of
 from elasticflow.shared.messages.events import (

@@ -20,7 +20,7 @@ from elasticflow.client.ledger import write_entries
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.extras import require_extra
 from elasticflow.shared.runtime.process.run_module import module_command
-from elasticflow.web.policy_names import POLICIES
+from elasticflow.web.page_values import POLICIES
 from elasticflow.web.read_routes import page_of, policy_of
 from elasticflow.web.sources import Source
 

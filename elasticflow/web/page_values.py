@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from elasticflow.history.formatting import gpus_of_types, offer_in_words, schedule_in_words, spec_in_words
 from elasticflow.history.job_history import HistoryEntry
-from elasticflow.history.job_table import ranking_of, swept_in_words
 from elasticflow.history.pool_views import JobView, NodeView, gpu_type_of, job_view, load_views, node_views
+from elasticflow.history.tables import ranking_of, swept_in_words
 from elasticflow.shared.messages.gpus import ShareSchedule, segments
 from elasticflow.shared.state.finish_time import expected_finish_s, is_silent, margin_s, silent_from_s, speed_now
 from elasticflow.shared.state.gpu_types import count_by_type, num_added_by_type, shown_type
@@ -263,3 +263,31 @@ def _gpus_in_words(view: JobView) -> str:
 def parts_with_gpus(schedule: ShareSchedule) -> list[list[float]]:
     """Start, end and GPUs of each."""
     return [[start_s, end_s, num_gpus] for start_s, end_s, num_gpus in segments(schedule) if num_gpus]
+
+
+# --- policy names -------------------------------------------------------------------------------------
+# The policies that a replay can compare with, by name: those of the simulator, which the client does not import.
+
+POLICIES = (
+    "selective",
+    "first-come",
+    "elasticflow-algorithms",
+    "edf",
+    "edf-64",
+    "edf-admission",
+    "edf-admission-64",
+    "edf-elastic-late-last",
+    "edf-elastic-reserving",
+    "gandiva",
+    "tiresias",
+    "tiresias-3250-7200",
+    "elastic-tiresias",
+    "themis",
+    "themis-slots-60",
+    "themis-slots-240",
+    "chronus",
+    "chronus-ticks",
+    "pollux-fixed-batch",
+    "weighted-fair-sharing",
+    "static-priority",
+)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from math import isnan, nan
 from typing import TypeVar
 
+from elasticflow.history.event_text import names_changed
 from elasticflow.history.job_history import EventsInWords, HistoryEntry, append_entry
-from elasticflow.history.names_concerned import names_changed
 from elasticflow.history.usage_report import UsageFold
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events

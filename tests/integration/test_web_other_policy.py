@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from elasticflow.simulator.baselines.policy_catalogue import POLICY_NAMES
 from elasticflow.web import other_policy
-from elasticflow.web.policy_names import POLICIES
+from elasticflow.web.page_values import POLICIES
 from elasticflow.web.read_routes import Page
 from elasticflow.web.sources import RecordedSource
 from testbed.command_line import CommandLinePool

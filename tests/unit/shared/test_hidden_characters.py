@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from elasticflow.shared.hidden_characters import escaped
 from elasticflow.shared.messages.limits import Name
 from elasticflow.shared.runtime.process.terminal import safe_for_terminal
-from elasticflow.web.event_streams import encoded
+from elasticflow.web.read_routes import encoded
 from elasticflow.web.saved_page import in_html
 
 LAYOUT = "\t\n\r"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elasticflow.history.names_concerned import event_rows
+from elasticflow.history.event_text import event_rows
 from elasticflow.shared.messages import events, subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable

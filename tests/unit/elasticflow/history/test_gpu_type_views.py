@@ -10,9 +10,9 @@ from elasticflow.cli.listings import nodes_table, unenforced_lines
 from elasticflow.cli.watch import change_line, picture
 from elasticflow.history.event_text import event_text, placed_in_words
 from elasticflow.history.job_history import cause_in_words
-from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import job_views, node_views
 from elasticflow.history.profile_views import profile_view
+from elasticflow.history.tables import jobs_table
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
 from elasticflow.web.page_values import job_detail

@@ -12,9 +12,8 @@ from elasticflow.cli.listings import lost_word, nodes_table, risk_lines, silence
 from elasticflow.cli.watch import changes
 from elasticflow.history.event_text import event_text
 from elasticflow.history.formatting import shortened
-from elasticflow.history.job_table import jobs_table
 from elasticflow.history.pool_views import job_view, job_views, node_views, present_nodes
-from elasticflow.history.tables import fewer_names
+from elasticflow.history.tables import fewer_names, jobs_table
 from elasticflow.shared.messages import events
 from elasticflow.shared.runtime.process.terminal import console
 from testbed.histories import NOW_S, History, gpus, pool, spec

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from elasticflow.history.job_table import ranked_sweep
 from elasticflow.history.pool_views import JobView, job_view
+from elasticflow.history.tables import ranked_sweep
 from elasticflow.shared.messages.job_spec import MetricCondition
 from elasticflow.shared.state.job import Job, Phase
 from testbed.histories import NOW_S, spec

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from elasticflow import PackagingFailed
-from elasticflow.sdk.padding_code import PickledCalls, call, call_each, load_name, named_code
+from elasticflow.sdk.padding import PickledCalls, call, call_each, load_name, named_code
 from elasticflow.shared.errors import TooLarge
 from elasticflow.shared.messages.worker_protocol.task_running import MAX_TASK_BYTES
 from testbed.user_code import task_functions
@@ -59,7 +59,7 @@ def user_module(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -
         (json.dumps, "json:dumps"),
         (operator.neg, "_operator:neg"),
         (np.mean, "numpy:mean"),
-        (call_each, "elasticflow.sdk.padding_code:call_each"),
+        (call_each, "elasticflow.sdk.padding:call_each"),
     ],
 )
 def test_functions_of_installed_packages_are_not_sent(function, name):

@@ -91,7 +91,7 @@ def test_futures_have_the_results(loads):
         assert list(pool.map(operator.mul, range(5), range(5), timeout=TIMEOUT_S, chunksize=2)) == [0, 1, 4, 9, 16]
     assert loads.ended.is_set(), "the load is sealed"
     (spec,) = loads.specs
-    assert (spec.task_function, spec.code_digest) == ("elasticflow.sdk.padding_code:call", "")
+    assert (spec.task_function, spec.code_digest) == ("elasticflow.sdk.padding:call", "")
     assert (spec.task_s, spec.max_attempts) == (2.0, 5)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from elasticflow.history.formatting import shortened
-from elasticflow.history.job_table import Ranking
-from elasticflow.web.event_streams import encoded
+from elasticflow.history.tables import Ranking
 from elasticflow.web.page_values import expected_at, finish_at, margin_at, past_update, sentence_at
 from elasticflow.web.pool_history import PoolHistory
+from elasticflow.web.read_routes import encoded
 from elasticflow.web.server import STATIC
 from testbed.histories import NOW_S
 from testbed.page_ledger import page_history, recorded

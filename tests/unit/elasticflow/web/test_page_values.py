@@ -12,7 +12,6 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanEvent
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.web.event_streams import encoded
 from elasticflow.web.page_values import (
     MAX_JOBS,
     Known,
@@ -25,6 +24,7 @@ from elasticflow.web.page_values import (
     tenant_rows,
 )
 from elasticflow.web.pool_history import FeedEntry, PoolHistory
+from elasticflow.web.read_routes import encoded
 from testbed.histories import NOW_S, gpus, pool, submit
 from testbed.page_ledger import HOSTILE, page_history, recorded
 from tests.support.two_types import two_types

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from elasticflow.web import event_streams
-from elasticflow.web.event_streams import PoolStream, until
+from elasticflow.web import read_routes
+from elasticflow.web.read_routes import PoolStream, until
 from elasticflow.web.sources import RecordedSource
 from testbed.histories import NOW_S
 from testbed.page_ledger import page_history, recorded
@@ -22,7 +22,7 @@ def clock(now_s: float) -> bytes:
 @asynccontextmanager
 async def told_so_far(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[RecordedSource, AsyncIterator[bytes]]]:
     """A source, and the events of a browser that has had its first update and its first status."""
-    monkeypatch.setattr(event_streams, "_KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(read_routes, "_KEEP_ALIVE_S", 0.01)
     source = RecordedSource("run", recorded(page_history()))
     await source.fold_all()
     events = PoolStream(source).events(0)

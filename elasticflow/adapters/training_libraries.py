@@ -1,10 +1,15 @@
-"""What an elastic job refuses of a training library, before the first step."""
+"""What the adapters share: what an elastic job refuses of a training library, and what its trainer holds for users."""
 
 import logging
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from elasticflow.shared.errors import Stop
+
+# --- unsupported --------------------------------------------------------------------------------------
+# What an elastic job refuses of a training library, before the first step.
 
 
 @dataclass(eq=False)
@@ -51,3 +56,17 @@ def replace_accumulation(owner: Any, setting: str, global_batch_size: int) -> No
             global_batch_size,
         )
         setattr(owner, setting, 1)
+
+
+# --- held state ---------------------------------------------------------------------------------------
+# Objects of users that a library's trainer holds, and that are state of its job.
+
+
+def named_by_class(objects: Iterable[Any]) -> dict[str, Any]:
+    """Each by the name of its class; the second one of a class has its number, too."""
+    found, numbers = dict[str, Any](), Counter[str]()
+    for each in objects:
+        name = type(each).__name__
+        numbers[name] += 1
+        found[name if numbers[name] == 1 else f"{name}{numbers[name]}"] = each
+    return found
