@@ -344,7 +344,7 @@ _STATE = (
 _PLANS = (
     Mutation(
         name="deadline off by a second",
-        file="shared/scheduling/availability/fill_one_job.py",
+        file="shared/scheduling/availability/fill.py",
         old="            if done_s > window_s:\n",
         new="            if done_s > window_s + 1.0:\n",
         tests=(f"{_SCHEDULING}/test_admission_plan.py",),
@@ -394,7 +394,7 @@ _PLANS = (
     ),
     Mutation(
         name="resizes cost nothing",
-        file="shared/scheduling/availability/fill_one_job.py",
+        file="shared/scheduling/availability/fill.py",
         old="            ready_s = start_s + costs[level]\n",
         new="            ready_s = start_s\n",
         tests=(f"{_SCHEDULING}/test_admission_plan.py",),

@@ -18,8 +18,7 @@ from elasticflow.cli.results import OutputOptions, WithIndices, result_output
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
 from elasticflow.client.command_requests import Package
-from elasticflow.client.load_results import MAX_STORED_BYTES
-from elasticflow.client.loads import SentLoad
+from elasticflow.client.loads import MAX_STORED_BYTES, SentLoad
 from elasticflow.errors import InputUnusable
 from elasticflow.sdk.padding import LoadResults, in_order, load_name, named_code
 from elasticflow.sdk.submission import load_function

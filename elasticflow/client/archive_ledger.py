@@ -19,8 +19,8 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.runtime.bus import streams
+from elasticflow.shared.runtime.bus.contract import with_retry
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
-from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.files import rename_durably, write_durably
 from elasticflow.shared.runtime.process.nats_access import NatsAccess

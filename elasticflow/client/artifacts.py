@@ -24,7 +24,7 @@ from elasticflow.shared.messages.events import (
 )
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.runtime.bus.contract import with_retry
 from elasticflow.shared.runtime.process.clock import fresh_id
 from elasticflow.shared.runtime.remote_folder import ArtifactFolder, credential_variables, lacks_credentials
 from elasticflow.shared.state.job import Job

@@ -50,9 +50,9 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import ContinuedJob, JobSpec
+from elasticflow.shared.runtime.bus.contract import with_retry
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
-from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.state.idempotent_replies import is_submission_of

@@ -46,9 +46,8 @@ from elasticflow.shared.messages.events import (
 from elasticflow.shared.messages.job_spec import SCRIPT, SCRIPT_SUFFIX, TORCHRUN, JobSpec
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import Bus
+from elasticflow.shared.runtime.bus.contract import Bus, with_retry
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
-from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import PoolState

@@ -20,8 +20,8 @@ from elasticflow.history.job_history import HistoryEntry, job_history
 from elasticflow.shared.errors import LedgerBroken, LedgerUnusable
 from elasticflow.shared.messages.events import EpochBegan
 from elasticflow.shared.messages.export import BadExport, ExportWriter, LedgerRecord, read_export, records_in
+from elasticflow.shared.runtime.bus.contract import with_retry
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus
-from elasticflow.shared.runtime.bus.with_retry import with_retry
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import read_message

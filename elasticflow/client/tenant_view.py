@@ -12,8 +12,7 @@ from elasticflow.history.stored_history import KeptEvent, StoredHistory
 from elasticflow.shared.errors import LedgerUnusable, NotPermitted, Retry, UnknownStream
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import Bus, Value
-from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.runtime.bus.contract import Bus, Value, with_retry
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.tenant_view import (
     LARGE_BODY_BYTES,

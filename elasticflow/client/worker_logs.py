@@ -14,8 +14,7 @@ from elasticflow.shared.errors import UnknownStream
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.log_chunk import NEWEST, NUM_SLOTS, LogChunk, decode_chunk, decode_number, slot
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.runtime.bus.contract import Bus, with_retry
 from elasticflow.shared.runtime.process.files import NotRegularFile, kept_from, open_regular_file
 from elasticflow.shared.runtime.process.folder_tree import are_folders_of
 from elasticflow.shared.state.job import Job

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from elasticflow.client.client import Client
 from elasticflow.client.command_requests import Package
-from elasticflow.client.load_results import pickled_value_of
+from elasticflow.client.loads import pickled_value_of
 from elasticflow.client.pool_endpoint import Endpoint, find_endpoint
 from elasticflow.sdk.packaging import PackagingFailed, package
 from elasticflow.shared.errors import TooLarge

@@ -9,7 +9,7 @@ from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past,
 from elasticflow.shared.messages.gpus import range_problem
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
+from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (

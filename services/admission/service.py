@@ -7,7 +7,7 @@ from elasticflow.shared.messages.codec import Message, Undecodable
 from elasticflow.shared.messages.commands import QuoteDeadline
 from elasticflow.shared.messages.events import MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
-from elasticflow.shared.runtime.bus.with_retry import until_available
+from elasticflow.shared.runtime.bus.contract import until_available
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.planning_cache import PlanningCache

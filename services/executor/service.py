@@ -36,7 +36,7 @@ from elasticflow.services.executor.processes.manager import GenerationSecrets, L
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
-from elasticflow.shared.runtime.bus.with_retry import until_available
+from elasticflow.shared.runtime.bus.contract import until_available
 from elasticflow.shared.runtime.process.clock import boot_s
 from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys

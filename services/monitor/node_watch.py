@@ -12,9 +12,8 @@ from elasticflow.services.monitor.model import Connected, FenceNode, HeartbeatSt
 from elasticflow.shared.errors import Retry, WrongExpectedSequence
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
-from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus, Message, Subscription
+from elasticflow.shared.runtime.bus.contract import REVISION_HEADER, Bus, Message, Subscription, until_available
 from elasticflow.shared.runtime.bus.streams import node_bucket
-from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.nodes import slower_node_in_words, slower_nodes

@@ -1,6 +1,6 @@
 """What a baseline is: a pure rule for admission and for the GPUs of each job now; and the steps that many share.
 
-`policy_adapter` puts a baseline in the place of the services' policies; `policy_catalogue` lists them by name.
+`policy_catalogue` lists them by name, and puts one in the place of the services' policies.
 """
 
 import heapq

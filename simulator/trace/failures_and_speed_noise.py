@@ -11,7 +11,7 @@ import numpy as np
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.events import JobProgressed
-from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
+from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.trace import simulated_events

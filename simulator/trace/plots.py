@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from elasticflow.shared.errors import BadSettings
 from elasticflow.simulator.trace.cluster_state import Occupancy
-from elasticflow.simulator.trace.idle_time import HOUR_S, IdleTime
-from elasticflow.simulator.trace.result import Fate, Result, rate_alone
+from elasticflow.simulator.trace.result import HOUR_S, Fate, IdleTime, Result, rate_alone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,8 +27,7 @@ from elasticflow.simulator.trace.failures_and_speed_noise import (
     ThroughputReports,
     starved_after_s,
 )
-from elasticflow.simulator.trace.idle_time import IdleTimeMeter
-from elasticflow.simulator.trace.result import JobLog, Result
+from elasticflow.simulator.trace.result import IdleTimeMeter, JobLog, Result
 from elasticflow.simulator.trace.simulated_events import MonitorReports
 from elasticflow.simulator.trace.simulated_pool import OUR_POOL, SimulatedPool, single_gpu_profiles, submission
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload

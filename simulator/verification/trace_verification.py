@@ -28,7 +28,7 @@ from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedInterval, Unproven
 from elasticflow.shared.persistent_map import Map
-from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
+from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import as_recorded, parts

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.load_results import FIRST_TASKS
+from elasticflow.client.loads import FIRST_TASKS
 from elasticflow.shared.state.load import LoadPhase
 from testbed.real_pool import POOL, RunningPool
 from testbed.terminal_user import ROOT, Ran

@@ -15,7 +15,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     Segments,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, Limits, fill, gpu_seconds, minimum_share
+from elasticflow.shared.scheduling.availability.fill import SLACK_S, Limits, fill, gpu_seconds, minimum_share
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from tests.support.exact_replay import earliest_end_s, exact_end_s, is_on_time

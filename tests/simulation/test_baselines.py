@@ -11,8 +11,7 @@ from elasticflow.shared.messages.events import AllocationDecided, PlanEvent
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.baseline import UserRequest
-from elasticflow.simulator.baselines.policy_adapter import baseline_policies
-from elasticflow.simulator.baselines.policy_catalogue import BASELINES, planners
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES, baseline_policies, planners
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.result import Result

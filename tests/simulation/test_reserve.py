@@ -10,7 +10,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
 from elasticflow.shared.scheduling.allocation.allocation import RowsWithoutPromise, allocate
-from elasticflow.shared.scheduling.availability.fill_one_job import OUTAGE_S
+from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, end_s
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import promisable_gpus

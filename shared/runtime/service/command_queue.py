@@ -17,9 +17,8 @@ from elasticflow.shared.messages.commands import CancelJob, CancelLoad, Command,
 from elasticflow.shared.messages.events import MessageRejected, QueuePosition
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION_BYTES
 from elasticflow.shared.messages.pool_config import DAY_S
-from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue
+from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue, until_available
 from elasticflow.shared.runtime.bus.streams import state_bucket
-from elasticflow.shared.runtime.bus.with_retry import until_available
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
 from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.runtime.service.service_context import ServiceContext

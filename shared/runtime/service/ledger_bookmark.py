@@ -12,8 +12,7 @@ from pathlib import Path
 
 from elasticflow.shared.errors import LedgerBroken, LedgerTruncated, Retry, names_in_short
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus
-from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S, Bus, with_retry
 from elasticflow.shared.state.ledger_chain import digest_with
 from elasticflow.shared.state.pool import PoolState
 

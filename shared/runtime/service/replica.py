@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
 
-from elasticflow.shared.runtime.bus.with_retry import until_available
+from elasticflow.shared.runtime.bus.contract import until_available
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.leader_lease import Lease

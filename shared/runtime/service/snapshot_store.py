@@ -14,8 +14,7 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.events import EpochBegan, SnapshotSaved
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.runtime.bus.contract import Bus, with_retry
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, read_message, subject_of
 from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.ledger_chain import LedgerChain

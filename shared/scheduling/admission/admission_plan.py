@@ -1,7 +1,7 @@
 """The plan of all promises: one schedule for each promised job, and what changes with one more promise.
 
-Together the schedules certify that every promise can be kept. `availability/fill_one_job` fills one job into free
-GPUs, `availability/fill_many_jobs` and `plan_repair` fill many. `admission_search` inserts one more
+Together the schedules certify that every promise can be kept. `availability/fill` fills one job into free
+GPUs, or many one after another, and `plan_repair` keeps what still holds. `admission_search` inserts one more
 job; `allocation` distributes the GPUs that stay free.
 Axes: J = rows of the table; K = promised jobs by earliest deadline.
 Source: ElasticFlow, Algorithm 1, in continuous time and with every resize charged.
@@ -29,7 +29,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     reserve,
     sweep,
 )
-from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+from elasticflow.shared.scheduling.availability.fill import (
     PlanArrays,
     copy_schedules,
     fill_anew,

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
-from elasticflow.shared.scheduling.availability import fill_many_jobs
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
+from elasticflow.shared.scheduling.availability import fill
+from elasticflow.shared.scheduling.availability.fill import Jobs
 from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
@@ -489,7 +489,7 @@ def _promised(jobs: Jobs, rows_P: Integers, now_s: float) -> tuple[Floats, Float
     for index in range(rows_P.shape[0]):
         row = rows_P[index]
         window_s_P[index] = jobs.deadline_J[row] - now_s
-        left_P[index] = fill_many_jobs.least_gpu_seconds(jobs, row, window_s_P[index])
+        left_P[index] = fill.least_gpu_seconds(jobs, row, window_s_P[index])
         if left_P[index] == np.inf:  # a late job is as fast as it can
             fastest = jobs.num_levels_J[row] - 1
             left_P[index] = jobs.remaining_J[row] * jobs.levels_JL[row, fastest] / jobs.rates_JL[row, fastest]

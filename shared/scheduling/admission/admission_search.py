@@ -16,20 +16,18 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     empty_availability_profile,
     sweep,
 )
-from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+from elasticflow.shared.scheduling.availability.fill import (
+    Limits,
+    earliest_end_s,
+    fill,
     fill_one_more,
     gather_schedules,
+    minimum_share,
+    most_iterations,
     overloaded,
     rows_that_differ,
     total_gpu_seconds,
     write_segments,
-)
-from elasticflow.shared.scheduling.availability.fill_one_job import (
-    Limits,
-    earliest_end_s,
-    fill,
-    minimum_share,
-    most_iterations,
 )
 from elasticflow.shared.scheduling.availability.plan_repair import trim_to_remaining_work
 from elasticflow.shared.scheduling.compiled_loops import Integers

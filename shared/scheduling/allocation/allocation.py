@@ -27,8 +27,15 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     release,
     reserve,
 )
-from elasticflow.shared.scheduling.availability.fill_many_jobs import PlanArrays, fill_or_report_late, write_segments
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs, Limits, fill, gpu_seconds
+from elasticflow.shared.scheduling.availability.fill import (
+    Jobs,
+    Limits,
+    PlanArrays,
+    fill,
+    fill_or_report_late,
+    gpu_seconds,
+    write_segments,
+)
 from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.scheduler_view import next_level, promisable_gpus
 from elasticflow.shared.state.job import Job, Phase

@@ -13,16 +13,14 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     reserve,
     sweep,
 )
-from elasticflow.shared.scheduling.availability.fill_many_jobs import (
+from elasticflow.shared.scheduling.availability.fill import (
+    OUTAGE_S,
+    SLACK_S,
+    Jobs,
     PlanArrays,
     fill_anew,
     fill_or_report_late,
     fill_to_earliest_end,
-)
-from elasticflow.shared.scheduling.availability.fill_one_job import (
-    OUTAGE_S,
-    SLACK_S,
-    Jobs,
     migrated_iterations_per_s,
 )
 from elasticflow.shared.scheduling.compiled_loops import Flags, Integers, compiled

@@ -18,7 +18,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     copy_schedule,
     empty_schedules,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
+from elasticflow.shared.scheduling.availability.fill import Jobs
 from elasticflow.shared.scheduling.compiled_loops import Floats, Integers, compiled
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, Disturbances, ResizeCost, ScalingCurve
 

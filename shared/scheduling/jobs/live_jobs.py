@@ -16,7 +16,7 @@ from elasticflow.shared.messages.gpus import ShareSchedule
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.availability.availability_profile import Schedules, empty_schedules
-from elasticflow.shared.scheduling.availability.fill_one_job import Jobs
+from elasticflow.shared.scheduling.availability.fill import Jobs
 from elasticflow.shared.scheduling.compiled_loops import Flags, Integers
 from elasticflow.shared.scheduling.jobs.job_table import (
     LONG_AGO_S,

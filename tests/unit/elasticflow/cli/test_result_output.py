@@ -12,7 +12,7 @@ import typer
 from elasticflow.cli.map_function import InputLines
 from elasticflow.cli.option_values import size_of
 from elasticflow.cli.results import ResultOutput
-from elasticflow.client.load_results import pickled_value_of
+from elasticflow.client.loads import pickled_value_of
 from elasticflow.errors import InputUnusable, NotPrintable, TaskError
 from elasticflow.sdk.submission import load_function
 from elasticflow.shared.messages.padding_tasks import TaskResult

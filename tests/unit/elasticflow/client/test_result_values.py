@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticflow.client.load_results import value_of
+from elasticflow.client.loads import value_of
 from elasticflow.errors import ResultFileUnusable, TaskError
 from elasticflow.shared.messages.padding_tasks import TaskResult
 

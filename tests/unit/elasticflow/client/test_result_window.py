@@ -2,7 +2,7 @@
 
 import asyncio
 
-from elasticflow.client.load_results import FIRST_TASKS, MAX_STORED_BYTES, MAX_TASKS_AHEAD, ResultWindow
+from elasticflow.client.loads import FIRST_TASKS, MAX_STORED_BYTES, MAX_TASKS_AHEAD, ResultWindow
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.padding_tasks import ResultBatch, TaskResult, encode_results
 

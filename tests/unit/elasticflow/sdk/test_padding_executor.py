@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elasticflow import LoadNotOpened, LoadWasCancelled, PackagingFailed, PaddingExecutor, TaskError
-from elasticflow.client.load_results import value_of
+from elasticflow.client.loads import value_of
 from elasticflow.sdk import padding_executor
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import TaskResult

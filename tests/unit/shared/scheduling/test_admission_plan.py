@@ -17,7 +17,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import (
     Segments,
     empty_availability_profile,
 )
-from elasticflow.shared.scheduling.availability.fill_one_job import SLACK_S, Limits, fill, minimum_share
+from elasticflow.shared.scheduling.availability.fill import SLACK_S, Limits, fill, minimum_share
 from elasticflow.shared.scheduling.availability.plan_repair import drop_past, trim_to_remaining_work
 from elasticflow.shared.scheduling.jobs.job_table import (
     JobTable,

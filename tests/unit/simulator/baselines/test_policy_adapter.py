@@ -12,8 +12,7 @@ from elasticflow.shared.state.fold.ledger_fold import Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.baseline import Baseline, BaselineJob, Shares, UserRequest, Wait
-from elasticflow.simulator.baselines.policy_adapter import JobAccounting, Tenure, baseline_policies
-from elasticflow.simulator.baselines.policy_catalogue import BASELINES
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES, JobAccounting, Tenure, baseline_policies
 from testbed.histories import LINEAR, NOW_S, pool, submit
 
 

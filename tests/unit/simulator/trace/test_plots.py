@@ -14,9 +14,8 @@ from elasticflow.shared.scheduling.allocation.allocation import IdleCause
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.simulator.padding.windows import IdleWindow
 from elasticflow.simulator.trace.cluster_state import Occupancy
-from elasticflow.simulator.trace.idle_time import IdleTime
 from elasticflow.simulator.trace.plots import DPI, pictures
-from elasticflow.simulator.trace.result import Fate, Result
+from elasticflow.simulator.trace.result import Fate, IdleTime, Result
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticflow.client.load_results import pickled_value_of, result_folder
+from elasticflow.client.loads import pickled_value_of, result_folder
 from elasticflow.errors import ResultFileUnusable
 from elasticflow.services.executor.decisions.local_events_and_actions import UsePaddingSlots
 from elasticflow.services.executor.loads import padding_slot

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from elasticflow.shared.errors import BadCredentials, ElasticFlowError, MaybeStored, NotFound, Unavailable
-from elasticflow.shared.runtime.bus import with_retry as with_retry_module
-from elasticflow.shared.runtime.bus.with_retry import with_retry
+from elasticflow.shared.runtime.bus import contract as with_retry_module
+from elasticflow.shared.runtime.bus.contract import with_retry
 
 URL = "nats://127.0.0.1:4222"
 
