@@ -148,7 +148,7 @@ class VirtualCluster:
         faults: Faults = NO_FAULTS,
         make_host: Callable[..., Host[Any]] = Host,
     ) -> None:
-        self.scenario, self._faults = scenario, faults
+        self.scenario, self.faults = scenario, faults
         self._rng = np.random.default_rng(seed)
         self.loop = VirtualTimeLoop(START_S)
         self._setting = PoolSetting(pool=POOL, loop=self.loop, rng=self._rng, faults=faults.bus, make_host=make_host)
@@ -276,9 +276,9 @@ class VirtualCluster:
             beside=tasks.beside if tasks is not None else None,
         )
         replica = SimulatedProcess(self._setting, specification, clock)
-        if self._faults.upgrade_within_s is not None and service in PLANNERS:
+        if self.faults.upgrade_within_s is not None and service in PLANNERS:
             replica.version = "previous"
-            self.loop.after(float(self._rng.uniform(0.0, self._faults.upgrade_within_s)), replica.upgrade)
+            self.loop.after(float(self._rng.uniform(0.0, self.faults.upgrade_within_s)), replica.upgrade)
         replica.start()
         return replica
 
@@ -290,7 +290,7 @@ class VirtualCluster:
     # -- faults ------------------------------------------------------------------------------------------
 
     def _schedule_faults(self) -> None:
-        faults = self._faults
+        faults = self.faults
         self._repeat(faults.worker_crash_every_s, lambda: self._any_node().crash_worker())
         self._repeat(faults.node_crash_every_s, lambda: self._any_node().crash(self._outage_s(), silently=True))
         self._repeat(faults.power_loss_every_s, self._lose_power)
@@ -317,7 +317,7 @@ class VirtualCluster:
         """A clock is set wrong, and right again some time later."""
         process, is_small = self._any(self._processes), bool(self._rng.integers(2))
         tolerated_s = max(self.scenario.config.deadline_slack_s, LEAST_SLACK_S)
-        largest_s = 0.9 * tolerated_s if is_small else self._faults.max_clock_step_s
+        largest_s = 0.9 * tolerated_s if is_small else self.faults.max_clock_step_s
         step_s = float(self._rng.uniform(-largest_s, largest_s))
 
         def set_off(offset_s: float) -> None:
@@ -373,14 +373,14 @@ class VirtualCluster:
             return
 
         def happens() -> None:
-            if self.loop.now_s < START_S + self._faults.until_s:
+            if self.loop.now_s < START_S + self.faults.until_s:
                 strike()
                 self.loop.after(float(self._rng.exponential(every_s)), happens)
 
         self.loop.after(float(self._rng.exponential(every_s)), happens)
 
     def _outage_s(self) -> float:
-        return float(self._rng.uniform(0.1, self._faults.max_outage_s))
+        return float(self._rng.uniform(0.1, self.faults.max_outage_s))
 
     def _any_node(self) -> VirtualNode:
         return self._any(list(self.nodes.values()))
