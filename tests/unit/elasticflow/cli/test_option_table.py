@@ -30,6 +30,8 @@ TEXTS: dict[str, Any] = {  # other options take any text
     "secrets": ("TOKEN",),
     "gpus": "2..8",
     "gpu_memory": "8GiB",
+    "start_timeout": "10m",
+    "stall_timeout": "5m",
     "requirement": Path("requirements.txt"),
     "job_class": ClassName.SOFT,
 }
