@@ -359,6 +359,14 @@ _PLANS = (
         loses="jobs end after their deadlines by the time of their last evaluation",
     ),
     Mutation(
+        name="claims for more GPUs believed",
+        file="shared/scheduling/jobs/scheduler_view.py",
+        old="    return _credible(_rates_at_worst(state, measured), measured)\n",
+        new="    return _rates_at_worst(state, measured)\n",
+        tests=("tests/unit/shared/state/fold/test_speeds_at_places.py",),
+        loses="a tenant that exaggerates breaks a promise of another, although its speed on one GPU is known",
+    ),
+    Mutation(
         name="reservations ignored",
         file="shared/scheduling/admission/planned_pool.py",
         old="    held = tuple((quote, job) for quote in state.quotes_at(question.now_s) if (",

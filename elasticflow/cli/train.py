@@ -84,8 +84,9 @@ def train(
     its manager.
 
     One task is the gradient of one virtual node. The result has the same bits
-    as that of an ordinary run, however often tasks are preempted. Ctrl-C writes
-    a checkpoint; the same command continues from it.
+    as that of an ordinary run with as many virtual nodes, however often tasks
+    are preempted. Ctrl-C writes a checkpoint; the same command continues from
+    it.
 
     \b
     Examples:

@@ -38,8 +38,9 @@ def train(
     pool: str = "",
     data_dir: Path | None = None,
 ) -> TrainingProgress:
-    """Train the job on idle GPUs of the pool, with this machine as its manager; the same bits as with its own GPUs.
+    """Train the job on idle GPUs of the pool, with this machine as its manager.
 
+    The result has the bits of a run on its own GPUs with as many virtual nodes: those of its class, else up to 8.
     checkpoint_dir: the training continues from the newest checkpoint in it. Returns after the last iteration. Raises
     InvalidJob, PackagingFailed, LoadNotOpened, LoadWasCancelled, TaskError, TrainingRefused, ManagerEnded, Undecided.
     """

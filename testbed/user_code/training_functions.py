@@ -455,6 +455,12 @@ class NamesVirtualNodes(Stateful):
     virtual_nodes = 4
 
 
+class NamesTheDefault(Stateful):
+    """Its code says the number of virtual nodes that training tasks have by default: a profiling run measures none."""
+
+    virtual_nodes = 8
+
+
 class StatefulWithoutLoading(Points):
     def stateful(self):
         return {"average": Unloadable()}

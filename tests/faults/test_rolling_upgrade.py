@@ -27,11 +27,14 @@ from testbed.fault_evidence import assert_sound, decisions, iterations_trained
 from testbed.real_pool import POOL, RunningPool, job, persistently
 from tests.support.two_versions import (
     NEW,
+    OLD_CODEC,
     OLD_COMMIT,
+    OLD_WARM_UP,
     PoolOfVersions,
     Version,
     commit_is_there,
     installed_version,
+    module_is_in,
     pool_of_versions,
 )
 
@@ -42,12 +45,23 @@ OF_CODE = {"training_function": CODE.training_function, "code_digest": CODE.code
 
 
 @pytest.fixture(scope="session")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Version:
+def old_commit() -> str:
     if not commit_is_there(OLD_COMMIT):
         pytest.skip(
             f"commit {OLD_COMMIT[:12]}, the older version, is not in this checkout: run `git fetch --unshallow`"
         )
-    return installed_version(OLD_COMMIT, tmp_path_factory.mktemp("old-version"))
+    return OLD_COMMIT
+
+
+@pytest.fixture(scope="session")
+def old(old_commit: str, tmp_path_factory: pytest.TempPathFactory) -> Version:
+    return installed_version(old_commit, tmp_path_factory.mktemp("old-version"))
+
+
+@pytest.mark.parametrize("module", [OLD_WARM_UP, OLD_CODEC])
+def test_modules_of_the_older_version_are_named_as_it_has_them(old_commit: str, module: str) -> None:
+    """The tests below run each night only, and would see it then."""
+    assert module_is_in(old_commit, module)
 
 
 @contextlib.asynccontextmanager
@@ -142,7 +156,7 @@ async def test_an_older_service_is_refused_by_a_pool_of_newer_messages(
 
     Without the messages before the epoch the older version finds a gap first, and ends as well.
     """
-    old_version = old.constant("shared.messages.envelope.codec", "READER_VERSION")
+    old_version = old.constant(OLD_CODEC, "READER_VERSION")
     assert old_version < READER_VERSION
     async with pool_of_versions(tmp_path, num_nodes=1) as versions:
         pool = versions.pool

@@ -25,7 +25,7 @@ from elasticflow.services.executor.worker.checkpoint.store import CheckpointStor
 from elasticflow.shared.state.load import LoadPhase
 from elasticflow.shared.state.pool import PoolState
 from testbed.real_pool import POOL, RunningPool, children, eventually, job
-from testbed.user_code.training_functions import ChangesBuffersLateOnce, Points, Sparse, Stateful
+from testbed.user_code.training_functions import ChangesBuffersLateOnce, NamesTheDefault, Points, Sparse, Stateful
 from tests.support.task_runners import USER_CODE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -38,10 +38,10 @@ def pool(session_pool: RunningPool) -> RunningPool:
     return session_pool
 
 
-def stateful(**hyperparameters: Any) -> Stateful:
-    return (
-        Stateful().set_hyperparameter(global_batch_size=21, **hyperparameters).term_condition(max_iterations=ITERATIONS)
-    )
+def stateful(job_class: type[Stateful] = Stateful, **hyperparameters: Any) -> Stateful:
+    """Without a number of virtual nodes in its code, unless job_class has one."""
+    hyperparameters = {"global_batch_size": 21} | hyperparameters
+    return job_class().set_hyperparameter(**hyperparameters).term_condition(max_iterations=ITERATIONS)
 
 
 def digest_in(folder: Path) -> str:
@@ -52,8 +52,8 @@ def digest_in(folder: Path) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def expected(pool: RunningPool) -> str:
-    """Digest of the final state of an ordinary run."""
-    ready = submission_of(stateful().set_job_class("best_effort"))
+    """Digest of the final state of an ordinary run with the virtual nodes that tasks have: the pool measures others."""
+    ready = submission_of(stateful(NamesTheDefault).set_job_class("best_effort"))
     await pool.client.post(ready.spec, job_id="ordinary", code=ready.code)
     state = await pool.ended(["ordinary"])
     assert state.ended_jobs["ordinary"].iteration == ITERATIONS
@@ -137,7 +137,9 @@ async def test_a_killed_manager_continues_from_its_checkpoint(pool: RunningPool,
 
 
 def manager_of_this_process() -> psutil.Process:
-    (manager,) = [child for child in children(psutil.Process().pid) if "training_tasks" in " ".join(child.cmdline())]
+    """It has the title of a worker, whose code it runs; workers of the pool are no children of this process."""
+    commands = {child: " ".join(child.cmdline()) for child in children(psutil.Process().pid)}
+    (manager,) = [child for child, command in commands.items() if command.startswith("eflow worker of Stateful-")]
     return manager
 
 

@@ -7,10 +7,12 @@ import pytest
 from elasticflow.shared.errors import StorageFull
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.contract import Bus
 from elasticflow.shared.runtime.service.decider import DecideResult
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.service_context import ServiceContext
+from elasticflow.shared.state.policy import Policy
 from testbed.simulated_runs import problems, short_storm
+from tests.support.rings import few_daily
 
 SEEDS = range(540, 580)  # the rarest defect shows in one of twelve
 
@@ -37,29 +39,29 @@ class IgnoresRefusedAppends(Host[Any]):
 class IgnoresItsClock(Host[Any]):
     """A service decides on, although its clock is wrong."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, context: ServiceContext, policy: Policy[Any], **options: Any) -> None:
+        super().__init__(context, policy, **options)
         self._guard._note = lambda reason, problem: None  # pyright: ignore[reportPrivateUsage]
 
 
 class AppendsUnconditionally(Host[Any]):
     """Two services that decide on the same state both succeed."""
 
-    def __init__(self, *, bus: Bus, **options: Any) -> None:
-        super().__init__(bus=bus, **options)
-        append = bus.append
+    def __init__(self, context: ServiceContext, policy: Policy[Any], **options: Any) -> None:
+        super().__init__(context, policy, **options)
+        append = context.bus.append
 
         async def unconditional(subject: str, data: bytes, **conditions: Any) -> int:
             return await append(subject, data, **conditions | {"expected_last_subject_sequence": None})
 
-        bus.append = unconditional
+        context.bus.append = unconditional
 
 
 class DecidesBeforeFolding(Host[Any]):
     """The host knows that its decision ended the plan, and decides the next one on the state without it."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, context: ServiceContext, policy: Policy[Any], **options: Any) -> None:
+        super().__init__(context, policy, **options)
         own_end, plan_end = 0, self._appender.plan_end
 
         async def skip_fold(decision: PlanDecided, own: LedgerRecord) -> None:
@@ -73,24 +75,24 @@ class DecidesBeforeFolding(Host[Any]):
 class DecidesRepeats(Host[Any]):
     """A command that is delivered again is decided again."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, context: ServiceContext, policy: Policy[Any], **options: Any) -> None:
+        super().__init__(context, policy, **options)
         if self._command_queue is not None:
             self._command_queue._decision_on = lambda pending: None
 
 
 MUTATIONS: tuple[type[Host[Any]], ...] = (
-    AcknowledgesEarly,
     AppendsUnconditionally,
     DecidesBeforeFolding,
     DecidesRepeats,
     IgnoresItsClock,
+    AcknowledgesEarly,
     IgnoresRefusedAppends,
 )
+NUM_DAILY = 4  # those that change how a host is made: they follow its constructor
 
 
-@pytest.mark.nightly("`python -m benchmarks.mutations` has mutations of the host; this finds what storms see of them")
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("mutation", few_daily(MUTATIONS, NUM_DAILY))
 def test_simulated_faults_find_a_defect_of_the_host(mutation: type[Host[Any]]) -> None:
     found: list[str] = []
     for seed in SEEDS:

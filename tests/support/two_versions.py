@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from elasticflow.client.client import Client
 from elasticflow.client.operator_decisions import configure
 from elasticflow.client.pool_endpoint import Endpoint
-from elasticflow.local.supervisor import free_port, start_process
+from elasticflow.local.supervisor import start_process
 from elasticflow.local.up_plan import UpPlan
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
@@ -23,6 +24,9 @@ from tests.support.installation import ROOT, SOURCES, install, python
 
 # The version to upgrade from and to go back to: the commit of the last release. RELEASING.md says when it moves.
 OLD_COMMIT = "812643a28a81d5b7148ccbd0c0c80ab2e2b26cac"
+# Modules by their names in that commit: one that moves in the working tree does not move there.
+OLD_WARM_UP = "shared.scheduling.compiled.warm_up"
+OLD_CODEC = "shared.messages.envelope.codec"
 STOP_ORDER = ("admission", "allocator", "placement", "executor", "monitor")
 
 
@@ -50,7 +54,16 @@ NEW = Version("new", ROOT)
 
 def commit_is_there(commit: str) -> bool:
     """Whether this checkout has the commit: a shallow clone or an unpacked sdist may lack it."""
-    command = ("git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}")
+    return _is_in_git(f"{commit}^{{commit}}")
+
+
+def module_is_in(commit: str, module: str) -> bool:
+    """Whether the commit has this module of `elasticflow`."""
+    return _is_in_git(f"{commit}:{module.replace('.', '/')}.py")
+
+
+def _is_in_git(name: str) -> bool:
+    command = ("git", "-C", str(ROOT), "cat-file", "-e", name)
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:  # no git
@@ -68,7 +81,7 @@ def installed_version(commit: str, folder: Path) -> Version:
     python("-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", cwd=checkout)
     (wheel,) = (folder / "dist").glob("*.whl")
     old = Version("old", install(wheel, folder / "site"))
-    python(*old.command("elasticflow.shared.scheduling.warm_up")[1:], cwd=folder)
+    python(*old.command(f"elasticflow.{OLD_WARM_UP}")[1:], cwd=folder)
     return old
 
 
@@ -78,14 +91,21 @@ class RunningService:
     process: asyncio.subprocess.Process
     log_file: Path
 
+    async def is_healthy(self) -> bool:
+        """As its page says, at the port that its log names."""
+        whole_lines = self.log_file.read_text().rpartition("\n")[0].splitlines()
+        port = next((json.loads(line)["port"] for line in whole_lines if '"metrics served"' in line), None)
+        return port is not None and await page_is_ok("127.0.0.1", port, "/healthz", timeout_s=2.0)
+
 
 @dataclass
 class PoolOfVersions:
-    """pool: without a supervisor. plan: of all processes. running: by the name of the process."""
+    """pool: without a supervisor. plan: of all processes. running: by the name of the process. num_started: so far."""
 
     pool: RunningPool
     plan: UpPlan
     running: dict[str, RunningService] = field(default_factory=dict[str, RunningService])
+    num_started: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -94,17 +114,16 @@ class PoolOfVersions:
 
     async def start(self, name: str, version: Version) -> None:
         """Return once it is healthy. Fails if it ends instead."""
-        port = free_port("127.0.0.1")
-        service = await self._started(name, version, port)
+        service = await self._started(name, version)
         async with asyncio.timeout(120.0):
-            while not await page_is_ok("127.0.0.1", port, "/healthz", timeout_s=2.0):
+            while not await service.is_healthy():
                 assert service.process.returncode is None, service.log_file.read_text()[-2000:]
                 await asyncio.sleep(0.05)
         self.running[name] = service
 
     async def refused(self, name: str, version: Version) -> tuple[int, str]:
         """The exit status and the log of a process that ends by itself."""
-        service = await self._started(name, version, free_port("127.0.0.1"))
+        service = await self._started(name, version)
         try:
             async with asyncio.timeout(120.0):
                 status = await service.process.wait()
@@ -130,14 +149,15 @@ class PoolOfVersions:
         for stage in STOP_ORDER:
             await asyncio.gather(*(self.stop(name) for name in list(self.running) if name.startswith(stage)))
 
-    async def _started(self, name: str, version: Version, port: int) -> RunningService:
+    async def _started(self, name: str, version: Version) -> RunningService:
         planned = next(p for p in self.plan.processes(self.pool.url, self.plan.nodes()) if p.name == name)
         environment: Mapping[str, str] = {
             **{key: value for key, value in planned.environment.items() if key != "PYTHONPATH"},
             "EF_INSTANCE": f"{name}-{version.name}",
-            "EF_METRICS_PORT": str(port),
+            "EF_METRICS_PORT": "0",  # the service takes a free one: one that is free now may be taken by then
         }
-        log_file = self.pool.data_dir / "services" / f"{name}-{version.name}-{port}.log"
+        self.num_started += 1
+        log_file = self.pool.data_dir / "services" / f"{name}-{version.name}-{self.num_started}.log"
         process = await start_process(version.command(f"elasticflow.services.{planned.service}"), environment, log_file)
         return RunningService(version=version, process=process, log_file=log_file)
 

@@ -172,6 +172,31 @@ def rates_to_promise(state: PoolState, measured: MeasuredCurve) -> Mapping[int, 
     Placement migrates promised jobs so that each has a whole block (docs/adr/0107). Where it may not, the slowest place
     that is known counts.
     """
+    return _credible(_rates_at_worst(state, measured), measured)
+
+
+MOST_SUPERLINEAR = 2.0  # times as fast for each GPU as with fewer GPUs: smaller parts may fit a cache or the memory
+
+
+def _credible(rates: Mapping[int, float], measured: MeasuredCurve) -> Mapping[int, float]:
+    """The same speeds, but for those that a later measurement of fewer GPUs contradicts: it bounds them.
+
+    So a profile that exaggerates misleads promises once, not again with each number of GPUs (docs/adr/0091).
+    """
+    at_s = {num_gpus: measured.measured_at_s.get(num_gpus, 0.0) for num_gpus in sorted(rates)}
+    if list(at_s.values()) == sorted(at_s.values()):  # nearly always: larger numbers are measured later
+        return rates
+
+    def bounds(num_gpus: int) -> Iterator[float]:
+        for fewer, later_s in at_s.items():
+            if fewer < num_gpus and later_s > at_s[num_gpus] and fewer not in measured.bounded:
+                yield MOST_SUPERLINEAR * rates[fewer] * num_gpus / fewer
+
+    return {num_gpus: min((rate, *bounds(num_gpus))) for num_gpus, rate in rates.items()}
+
+
+def _rates_at_worst(state: PoolState, measured: MeasuredCurve) -> Mapping[int, float]:
+    """The same as measured or configured, also where a later measurement contradicts it."""
     if not (measured.at_level or measured.counted_level):
         return measured.iterations_per_s
     if state.config.migration_budget > 0:

@@ -164,6 +164,35 @@ def test_a_job_on_a_node_that_is_drained_is_where_it_was() -> None:
     assert (curve.iterations_per_s[2], curve.at_level) == (1.9, {})
 
 
+# --- profiles that exaggerate ----------------------------------------------------------------------------
+
+
+def test_a_lower_speed_of_one_gpu_bounds_the_claims_for_more_gpus() -> None:
+    """Two GPUs are at most twice as fast for each GPU as one has shown to be; four of them are no news."""
+    claimed = {1: 10.0, 2: 12.0, 4: 7.0}
+    history = trains_on("node-0:0", history=pool(4, curves={KEY: claimed}))
+    assert promised(history) == claimed
+    measured(history, 1.0, num_gpus=1)
+    assert promised(history) == {1: 1.0, 2: 4.0, 4: 7.0}
+
+
+def test_a_speed_that_was_measured_after_that_of_fewer_gpus_is_believed() -> None:
+    history = trains_on("node-0:0", history=pool(4, curves={KEY: {1: 10.0, 2: 12.0}}))
+    measured(history, 1.0, num_gpus=1)
+    history.then(placed(2, "node-0:0", "node-0:1")).started("a")
+    measured(history, 5.0)
+    assert promised(history) == {1: 1.0, 2: 5.0}
+
+
+def test_a_small_correction_changes_no_other_speed() -> None:
+    history = trains_on("node-0:0", history=pool(4, curves={KEY: {1: 1.0, 2: 3.0}}))
+    measured(history, 0.8, num_gpus=1)
+    assert promised(history) == {1: 0.8, 2: 3.0}
+
+
+# --- places of several racks -----------------------------------------------------------------------------
+
+
 RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right"}
 
 
