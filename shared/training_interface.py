@@ -73,9 +73,9 @@ class RunningJob:
 _running: list[RunningJob] = []
 
 
-def show_job(job: RunningJob) -> None:
-    """Show it to the sinks of this process, instead of the one before."""
-    _running[:] = [job]
+def show_job(job: RunningJob | None) -> None:
+    """Show it to the sinks of this process, instead of the one before; None: it has ended here."""
+    _running[:] = [] if job is None else [job]
 
 
 def running_job() -> RunningJob | None:

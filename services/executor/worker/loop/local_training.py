@@ -66,7 +66,7 @@ def train_here(
     with _settings_of_process():
         assignment = enter_environment(assignment)
         name_artifact_folder(folder := Path(assignment.checkpoint_dir))  # the job works where its user does
-        show_job(running_job_of(assignment))
+        show_job(running_job_of(assignment))  # until the block ends
         function = training_function_of(job_class, assignment.spec)
         function.data_workers = 0  # pyright: ignore[reportAttributeAccessIssue]  # reads here, where a debugger sees it
         link = _NoExecutor(warn)
@@ -129,6 +129,7 @@ def _settings_of_process() -> Iterator[None]:
     try:
         yield
     finally:
+        show_job(None)
         threading.settrace(traced)  # pyright: ignore[reportArgumentType]
         torch.set_num_threads(num_threads)
         os.environ.clear()

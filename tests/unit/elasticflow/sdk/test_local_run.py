@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from elasticflow import ElasticJob, InvalidJob, Scalar, Script, TrainingRefused, run_locally
 from elasticflow.cli.app import app
 from elasticflow.shared.runtime.process.logs import configure_logs
+from elasticflow.shared.training_interface import running_job
 
 RUN = ("run", f"{__name__}:Line", "--iterations", "3", "--device", "cpu")
 
@@ -91,6 +92,7 @@ def test_ctrl_c_ends_a_run_after_its_step() -> None:
         run_locally(Line(), device="cpu", on_progress=interrupt)
     assert seen == [1, 2]
     assert signal.getsignal(signal.SIGINT) is before
+    assert running_job() is None, "sinks that are made later belong to no job"
 
 
 def test_what_needs_a_pool_is_refused() -> None:

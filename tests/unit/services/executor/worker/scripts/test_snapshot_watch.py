@@ -1,5 +1,6 @@
 """Saves of a script count as snapshots of what it had done when they began."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,8 +17,9 @@ _SAVES = {
     "saving = async_save({'a': torch.ones(2)}, checkpoint_id='c')\n"
     "done[0] += 5\n"
     "saving.result()",
-    "safetensors": "from safetensors.torch import save_file; save_file({'a': torch.ones(2)}, 'd')",
 }
+if importlib.util.find_spec("safetensors") is not None:  # an extra
+    _SAVES["safetensors"] = "from safetensors.torch import save_file; save_file({'a': torch.ones(2)}, 'd')"
 _OTHERS = {
     "memory": "torch.save(1, io.BytesIO())",
     "a thread's stream": "def write():\n"
