@@ -5,7 +5,7 @@ watched, and the job's history names them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from inspect import signature
 from typing import Any
 
@@ -77,13 +77,19 @@ class _Watch(TorchFunctionMode):
         self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        of = _DIVIDED.get(func)
-        if of is not None and torch.is_grad_enabled():
-            given = of.bind(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        # torch.compile would make other graphs with a look at values: then bits would depend on who is watched
+        if not torch.compiler.is_compiling() and func in _DIVIDED and torch.is_grad_enabled():
+            self._look(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
+        # arguments that the function refuses are for itself to name, and a tensor within vmap() shows no values
+        with suppress(Exception):
+            given = _DIVIDED[func].bind(*args, **kwargs)
             given.apply_defaults()
             if by := _divides_by(given.arguments):
                 self._note(f"{func.__name__}() with {by}")
-        return func(*args, **(kwargs or {}))
 
 
 def _divides_by(given: Mapping[str, Any]) -> str:

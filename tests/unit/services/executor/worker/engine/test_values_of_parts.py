@@ -80,3 +80,34 @@ def test_a_loss_that_is_divided_by_what_a_part_has_is_found_once(call, name):
 )
 def test_other_losses_are_not(call):
     assert divided(call) == []
+
+
+def test_a_watched_step_is_compiled_as_any_other():
+    """With other graphs, the first steps of each process would have other bits."""
+    made = list[list[str]]()
+
+    def backend(graph, _):
+        made.append([node.name for node in graph.graph.nodes])
+        return graph.forward
+
+    def loss(points, labels):
+        return functional.cross_entropy(points.sin(), labels)
+
+    losses = DividedLosses(FOUR_OF_EIGHT)
+    compiled = torch.compile(loss, backend=backend)
+    with losses.watched():
+        compiled(POINTS, LABELS)
+    (watched,) = made
+    torch.compiler.reset()
+    made.clear()
+    compiled(POINTS, LABELS)
+    assert made == [watched]
+
+
+def test_a_loss_within_vmap_is_not_looked_into():
+    def loss(points, label):
+        return functional.cross_entropy(points[None], label[None])
+
+    with DividedLosses(FOUR_OF_EIGHT).watched():
+        losses = torch.func.vmap(loss)(POINTS, LABELS)
+    torch.testing.assert_close(losses, functional.cross_entropy(POINTS, LABELS, reduction="none"))
