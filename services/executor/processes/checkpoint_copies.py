@@ -10,17 +10,19 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
 from elasticflow.services.executor.processes.artifact_uploads import open_below
 from elasticflow.services.executor.processes.prepared_folders import CHECKPOINT_NAME, checkpoints_in, is_whole
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.job_spec import TORCHRUN, ContinuedJob
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
-from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.runtime.process.files import rename_durably
 from elasticflow.shared.runtime.remote_folder import RemoteFolder
 from elasticflow.shared.state.pool import PoolState
@@ -64,7 +66,11 @@ def wanted_copies(assignment: Assignment, continued: ContinuedJob | None) -> lis
     own = [Wanted(assignment.job_identity, known)] if reads and known and continued is None else []
     if continued is None:
         return own
-    return [Wanted(each, continued.iteration, continued.is_exact) for each in continued.writers]
+    # later ones of the earlier jobs are of other work than that which the job continued
+    return [
+        Wanted(each, continued.iteration, continued.is_exact or each != continued.identity)
+        for each in continued.writers
+    ]
 
 
 class CheckpointCopies:
@@ -73,22 +79,26 @@ class CheckpointCopies:
     def __init__(self, uri: str, data_dir: Path, log: Any) -> None:
         self._folder = RemoteFolder(uri)
         self._checkpoints, self._log = data_dir / "checkpoints", log
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of the workers of a job that want a copy
 
     async def store(self, tenant: str, assignment: Assignment, iteration: int) -> str:
-        """Return "" once the checkpoint of this iteration has a copy, or the reason why it has none after some time."""
+        """Return "" once the checkpoint of this iteration has a copy, or a later one that has replaced it; else the
+        reason why there is none after some time."""
         copy = partial(self._store, tenant, assignment, iteration)
         try:
-            await self._tried(copy, f"checkpoint {iteration} of {assignment.job_id}", _GIVE_UP_S)
+            has_copy = await self._tried(copy, f"checkpoint {iteration} of {assignment.job_id}", _GIVE_UP_S)
         except CopiesUnreachable as error:
             return error.why
-        return ""
+        return "" if has_copy else "it is not on the disk"
 
     async def bring(self, tenant: str, assignment: Assignment, wanted: Iterable[Wanted], *, within_s: float) -> None:
         """Return once the folder of the job on this node has a checkpoint as wanted, if there is one. Raises
         CopiesUnreachable."""
+        job_id = assignment.job_id
+        turn = self._turns.setdefault(job_id, asyncio.Lock())  # who comes next finds what the one before has brought
         for each in wanted:
-            bring = partial(self._bring, tenant, assignment.job_id, each)
-            if await self._tried(bring, f"the checkpoint of {assignment.job_id}", within_s):
+            bring = partial(self._bring, tenant, job_id, each)
+            if await self._tried(bring, f"the checkpoint of {job_id}", within_s, turn):
                 return
 
     async def delete_old(self, clock: Clock, folded: Callable[[], PoolState]) -> None:
@@ -102,12 +112,15 @@ class CheckpointCopies:
                     self._log.warning("OldCheckpointCopiesNotDeleted", error=str(error))
             await asyncio.sleep(SWEEP_EVERY_S)
 
-    async def _tried(self, work: Callable[[], bool], what: str, within_s: float) -> bool:
-        """Raises CopiesUnreachable if it has failed for so long."""
+    async def _tried(
+        self, work: Callable[[], bool], what: str, within_s: float, turn: asyncio.Lock | None = None
+    ) -> bool:
+        """turn: held during each attempt. Raises CopiesUnreachable if it has failed for so long."""
         begun_s, wait_s = time.monotonic(), _FIRST_RETRY_S
         while True:
             try:
-                return await asyncio.to_thread(work)
+                async with turn or nullcontext():
+                    return await asyncio.to_thread(work)
             except Exception as error:  # of a library: it may be another one each time
                 why = f"{type(error).__name__}: {error}"[:1_000]
             if time.monotonic() - begun_s + wait_s > within_s:
@@ -119,13 +132,13 @@ class CheckpointCopies:
     # --- blocking ---
 
     def _store(self, tenant: str, assignment: Assignment, iteration: int) -> bool:
-        """False if a newer one has replaced it on the disk."""
+        """False if neither this one nor a later one is on the disk."""
         folder = self._checkpoints / assignment.job_id
-        here = dict(sorted((file.name, at) for file, at in checkpoints_in(folder)))
-        whole = [name for name, at in here.items() if is_whole(name) and at == iteration]
-        if not whole:
+        here = {file.name: at for file, at in checkpoints_in(folder)}
+        later = sorted(name for name, at in here.items() if is_whole(name) and at >= iteration)
+        if not later:
             return False
-        newest = _key(whole[-1])
+        newest = _key(([name for name in later if here[name] == iteration] or later)[-1])
         place = f"{tenant}/{assignment.job_identity}"
         there = self._names(place)
         # the whole one last: a copy without its parts is none
@@ -133,9 +146,10 @@ class CheckpointCopies:
             if name not in there:
                 self._folder.write(f"{place}/{name}", _pieces(folder, name))
         there = self._names(place)
-        kept = sorted({_key(name) for name in there if is_whole(name)})[-_KEPT:]
+        # as on the disk: a name proves nothing, so one that seems to be newer takes the place of none
+        kept = sorted({_key(name) for name in there if is_whole(name) and _key(name) <= newest})[-_KEPT:]
         for name in there:
-            if _key(name) < kept[-1] and _key(name) not in kept:
+            if _key(name) < newest and _key(name) not in kept:
                 self._folder.delete(f"{place}/{name}")
         return True
 
@@ -163,7 +177,7 @@ class CheckpointCopies:
     def _fetch(self, path: str, file: Path) -> None:
         """Raises _Damaged."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
+        part = file.with_name(f".{file.name}.{fresh_id()}")  # the thread of a worker that was killed may still read
         try:
             with part.open("wb") as out:
                 self._folder.read(path, out)
