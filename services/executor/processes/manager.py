@@ -149,6 +149,7 @@ class WorkerManager:
     ) -> None:
         self._copies = copies
         self._delivered: dict[int, asyncio.Task[None]] = {}  # the newest report of each process that waits for copies
+        self._newest_written: dict[int, CheckpointWritten] = {}  # of each such process
         self._generation_secrets, self._secret_keys = generation_secrets, secret_keys
         self._code, self._gpu_left, self._announced = code, gpu_left, announced
         self._launcher = make_launcher(self._on_event)
@@ -168,7 +169,10 @@ class WorkerManager:
     async def run(self) -> None:
         """Start workers as `act` orders, until cancelled."""
         async with self._tasks:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._copies = None  # no task can begin any more: what workers still send waits for no copy
 
     async def fork(self, slots: Sequence[int] = ()) -> ForkedProcess:
         """A process that is no worker. Raises LaunchFailed."""
@@ -319,6 +323,8 @@ class WorkerManager:
         if self._copies is None or not is_copied or not isinstance(event, CheckpointWritten | Finished | Exited):
             self._report(handle, event)
             return
+        if isinstance(event, CheckpointWritten):
+            self._newest_written[id(handle)] = event
         before = self._delivered.get(id(handle))
         delivery = self._deliver(self._copies, handle, event, before)
         self._delivered[id(handle)] = self._tasks.create_task(delivery)
@@ -330,6 +336,8 @@ class WorkerManager:
         if before is not None:
             await asyncio.wait({before})
         if isinstance(event, CheckpointWritten):
+            if not event.request and event is not self._newest_written[id(handle)]:
+                return  # else the end of a worker would wait for a copy of each checkpoint of an outage
             slot = self._slots.get(_worker_of(handle))
             why = await copies.store(slot.tenant if slot is not None else "", handle.assignment, event.iteration)
             if why:
@@ -340,6 +348,7 @@ class WorkerManager:
         self._report(handle, event)
         if isinstance(event, Exited):
             del self._delivered[id(handle)]
+            self._newest_written.pop(id(handle), None)
 
     def _report(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         worker = _worker_of(handle)
