@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -183,6 +183,9 @@ class CheckpointCopies:
                 self._folder.read(path, out)
                 out.flush()
                 os.fsync(out.fileno())
+                with suppress(OSError):  # an executor without rights over it has workers of its own user
+                    status = file.parent.stat()
+                    os.fchown(out.fileno(), status.st_uid, status.st_gid)
             with part.open("rb") as written:
                 if hashlib.file_digest(written, "sha256").hexdigest() != _digest(file.name):
                     raise _Damaged("its content does not match its name")

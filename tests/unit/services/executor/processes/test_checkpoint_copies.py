@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -125,6 +126,18 @@ async def test_workers_of_one_node_that_want_the_same_copy_wait_for_each_other(n
     await asyncio.gather(*workers)
     assert len(reads) == len(files), "each file is read once"
     assert names(tmp_path / "n2" / "checkpoints" / "a") == sorted(file.name for file in files)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+async def test_a_copy_belongs_to_who_has_the_folder(node, tmp_path):
+    """An executor with rights over all users, whose own files no other one may read, has workers without rights."""
+    write(tmp_path, "n1", 10)
+    await node("n1").store("lab", assignment(), 10)
+    folder = tmp_path / "n2" / "checkpoints" / "a"
+    folder.mkdir(parents=True)
+    os.chown(folder, 12_345, 12_346)
+    await node("n2").bring("lab", assignment(known=10), [OWN], within_s=1.0)
+    assert {(file.stat().st_uid, file.stat().st_gid) for file in folder.iterdir()} == {(12_345, 12_346)}
 
 
 async def test_a_checkpoint_that_newer_ones_have_replaced_is_told_behind_the_copy_of_one(node, tmp_path):
