@@ -50,11 +50,21 @@ class _Damaged(Exception):
 
 
 class Wanted(NamedTuple):
-    """Checkpoints of one job that a worker may begin from: of at least this iteration, or of exactly this one."""
+    """Checkpoints of one job that a worker may begin from: of at least this iteration, or of exactly this one.
+
+    or_older: an older one is better than none, if this one is damaged or lost (docs/adr/0098).
+    """
 
     identity: str
     iteration: int
     is_exact: bool = False
+    or_older: bool = False
+
+
+def reads_first(assignment: Assignment) -> bool:
+    """Whether its generation begins from the checkpoint that this worker reads."""
+    is_copied = assignment.purpose == "train" and assignment.spec.entry != TORCHRUN
+    return is_copied and assignment.rank == 0 and not assignment.plan.transfers_state
 
 
 def wanted_copies(assignment: Assignment, continued: ContinuedJob | None) -> list[Wanted]:
@@ -63,7 +73,7 @@ def wanted_copies(assignment: Assignment, continued: ContinuedJob | None) -> lis
     if assignment.purpose != "train" or spec.entry == TORCHRUN:
         return []
     reads = (assignment.rank == 0 or spec.shard_optimizer) and not assignment.plan.transfers_state
-    own = [Wanted(assignment.job_identity, known)] if reads and known and continued is None else []
+    own = [Wanted(assignment.job_identity, known, or_older=True)] if reads and known and continued is None else []
     if continued is None:
         return own
     # later ones of the earlier jobs are of other work than that which the job continued
@@ -101,6 +111,12 @@ class CheckpointCopies:
             if await self._tried(bring, f"the checkpoint of {job_id}", within_s, turn):
                 return
 
+    async def store_newer(self, tenant: str, assignment: Assignment, known: int, *, within_s: float) -> None:
+        """Return once the newest checkpoint on this node has a copy, if it is of a later iteration than the pool knows:
+        it counts once a worker begins from it. Raises CopiesUnreachable."""
+        store = partial(self._store_newer, tenant, assignment, known)
+        await self._tried(store, f"the newest checkpoint of {assignment.job_id}", within_s)
+
     async def delete_old(self, clock: Clock, folded: Callable[[], PoolState]) -> None:
         """Delete what ended jobs have left for longer than `checkpoints_kept_s`, until cancelled, as all nodes do."""
         while True:
@@ -133,46 +149,67 @@ class CheckpointCopies:
 
     def _store(self, tenant: str, assignment: Assignment, iteration: int) -> bool:
         """False if neither this one nor a later one is on the disk."""
-        folder = self._checkpoints / assignment.job_id
-        here = {file.name: at for file, at in checkpoints_in(folder)}
+        here = self._here(assignment.job_id)
         later = sorted(name for name, at in here.items() if is_whole(name) and at >= iteration)
         if not later:
             return False
-        newest = _key(([name for name in later if here[name] == iteration] or later)[-1])
-        place = f"{tenant}/{assignment.job_identity}"
+        self._copy(tenant, assignment, ([name for name in later if here[name] == iteration] or later)[-1])
+        return True
+
+    def _store_newer(self, tenant: str, assignment: Assignment, known: int) -> bool:
+        """Whether there is one. As a worker, pass over one that is damaged."""
+        here = self._here(assignment.job_id)
+        for whole in sorted((name for name, at in here.items() if is_whole(name) and at > known), reverse=True):
+            try:
+                self._copy(tenant, assignment, whole)
+            except _Damaged as error:
+                self._log.warning("CheckpointNotCopied", job_id=assignment.job_id, reason=str(error))
+                continue
+            return True
+        return False
+
+    def _here(self, job_id: str) -> dict[str, int]:
+        """The names of the files on this node, and their iterations."""
+        return {file.name: iteration for file, iteration in checkpoints_in(self._checkpoints / job_id)}
+
+    def _copy(self, tenant: str, assignment: Assignment, whole: str) -> None:
+        """Copy this checkpoint with its parts, and delete the copies of older ones."""
+        place, newest = f"{tenant}/{assignment.job_identity}", _key(whole)
         there = self._names(place)
         # the whole one last: a copy without its parts is none
-        for name in sorted((name for name in here if _key(name) == newest), key=is_whole):
+        for name in sorted((name for name in self._here(assignment.job_id) if _key(name) == newest), key=is_whole):
             if name not in there:
-                self._folder.write(f"{place}/{name}", _pieces(folder, name))
+                self._folder.write(f"{place}/{name}", _pieces(self._checkpoints / assignment.job_id, name))
         there = self._names(place)
         # as on the disk: a name proves nothing, so one that seems to be newer takes the place of none
         kept = sorted({_key(name) for name in there if is_whole(name) and _key(name) <= newest})[-_KEPT:]
         for name in there:
             if _key(name) < newest and _key(name) not in kept:
                 self._folder.delete(f"{place}/{name}")
-        return True
 
     def _bring(self, tenant: str, job_id: str, wanted: Wanted) -> bool:
         """Whether the folder of the job has one."""
-        folder = self._checkpoints / job_id
-        if any(is_whole(file.name) and _fits(iteration, wanted) for file, iteration in checkpoints_in(folder)):
+        here = [iteration for name, iteration in self._here(job_id).items() if is_whole(name)]
+        if any(_fits(iteration, wanted) for iteration in here):
             return True
         place = f"{tenant}/{wanted.identity}"
         there = self._names(place)
-        for whole in sorted((name for name in there if is_whole(name)), reverse=True):
-            if not _fits(int(whole[_ITERATION]), wanted):
-                continue
-            names = sorted((name for name in there if _key(name) == _key(whole)), key=is_whole)
-            try:
-                for name in names:
-                    self._fetch(f"{place}/{name}", folder / name)
-            except (_Damaged, FileNotFoundError) as error:
-                self._log.warning("CheckpointCopyPassedOver", file=f"{place}/{whole}", reason=str(error))
-                continue
-            self._log.info("CheckpointBrought", job_id=job_id, file=whole)
-            return True
-        return False
+        found = [(name, int(name[_ITERATION])) for name in sorted(there, reverse=True) if is_whole(name)]
+        fitting = [name for name, iteration in found if _fits(iteration, wanted)]
+        newest_here = max(here, default=-1)
+        older = [name for name, at in found if wanted.or_older and newest_here < at < wanted.iteration]
+        return any(self._fetch_with_parts(place, job_id, there, whole) for whole in (*fitting, *older))
+
+    def _fetch_with_parts(self, place: str, job_id: str, there: list[str], whole: str) -> bool:
+        """there: what the store has of the job. False if it is damaged, or replaced by now."""
+        try:
+            for name in sorted((name for name in there if _key(name) == _key(whole)), key=is_whole):
+                self._fetch(f"{place}/{name}", self._checkpoints / job_id / name)
+        except (_Damaged, FileNotFoundError) as error:
+            self._log.warning("CheckpointCopyPassedOver", file=f"{place}/{whole}", reason=str(error))
+            return False
+        self._log.info("CheckpointBrought", job_id=job_id, file=whole)
+        return True
 
     def _fetch(self, path: str, file: Path) -> None:
         """Raises _Damaged."""

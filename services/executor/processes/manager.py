@@ -20,7 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
-from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies, wanted_copies
+from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies, reads_first, wanted_copies
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess
 from elasticflow.services.executor.processes.job_logs import last_lines
@@ -260,14 +260,7 @@ class WorkerManager:
             owner = assignment.job_identity
             for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
-            continued = _still_continued(assignment)
-            if self._copies is not None and (wanted := wanted_copies(assignment, continued)):
-                with self._prepares(worker, "waiting for a copy of a checkpoint"):
-                    await self._copies.bring(tenant, assignment, wanted, within_s=within_s)
-            if continued is not None:
-                with self._prepares(worker, "waiting for a checkpoint"):
-                    wait_s = assignment.checkpoint_wait_s
-                    await bring_promised_checkpoints(self._data_dir, worker.job_id, continued, wait_s=wait_s)
+            await self._bring_checkpoints(worker, assignment, tenant)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
                 assignment,
@@ -294,6 +287,22 @@ class WorkerManager:
                 handle.send(message)
             if slot.is_killed:
                 handle.kill()
+
+    async def _bring_checkpoints(self, worker: WorkerId, assignment: Assignment, tenant: str) -> None:
+        """Raises CopiesUnreachable, and as `bring_promised_checkpoints`."""
+        continued, known = _still_continued(assignment), assignment.checkpoint_iteration
+        within_s = assignment.timeouts.preparation_s
+        if self._copies is not None and (wanted := wanted_copies(assignment, continued)):
+            with self._prepares(worker, "waiting for a copy of a checkpoint"):
+                await self._copies.bring(tenant, assignment, wanted, within_s=within_s)
+        if continued is not None:
+            with self._prepares(worker, "waiting for a checkpoint"):
+                wait_s = assignment.checkpoint_wait_s
+                await bring_promised_checkpoints(self._data_dir, worker.job_id, continued, wait_s=wait_s)
+            known = max(known, continued.iteration)
+        if self._copies is not None and reads_first(assignment):
+            with self._prepares(worker, "copying its newest checkpoint"):
+                await self._copies.store_newer(tenant, assignment, known, within_s=within_s)
 
     @contextlib.contextmanager
     def _prepares(self, worker: WorkerId, phase: str) -> Iterator[None]:

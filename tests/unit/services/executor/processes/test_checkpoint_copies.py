@@ -15,6 +15,7 @@ from elasticflow.services.executor.processes.checkpoint_copies import (
     CheckpointCopies,
     CopiesUnreachable,
     Wanted,
+    reads_first,
     wanted_copies,
 )
 from elasticflow.shared.messages.job_spec import TORCHRUN, ContinuedJob
@@ -150,6 +151,35 @@ async def test_a_checkpoint_that_newer_ones_have_replaced_is_told_behind_the_cop
     assert "is not on the disk" in await node("n1").store("lab", assignment(), 50)
 
 
+async def test_an_older_copy_is_better_than_none_if_the_one_that_the_pool_knows_is_damaged(node, tmp_path):
+    older, newer = write(tmp_path, "n1", 10), write(tmp_path, "n1", 20)
+    for iteration in (10, 20):
+        await node("n1").store("lab", assignment(), iteration)
+    (tmp_path / "store" / "lab" / "of-a" / newer.name).write_bytes(b"damaged")
+    known = assignment(known=20)
+    await node("n2").bring("lab", known, wanted_copies(known, None), within_s=1.0)
+    assert names(tmp_path / "n2" / "checkpoints" / "a") == [older.name]
+    still_older = write(tmp_path, "n3", 5)
+    newer_here = write(tmp_path, "n4", 12)
+    for name in ("n3", "n4"):
+        await node(name).bring("lab", known, wanted_copies(known, None), within_s=1.0)
+    assert names(tmp_path / "n3" / "checkpoints" / "a") == sorted([still_older.name, older.name])
+    assert names(tmp_path / "n4" / "checkpoints" / "a") == [newer_here.name]
+
+
+async def test_what_a_worker_would_begin_from_gets_a_copy_if_the_pool_does_not_know_it(node, tmp_path):
+    """Its copy may have failed; the start from it makes it count, and its node may be lost."""
+    older, newest, damaged = (write(tmp_path, "n1", iteration) for iteration in (10, 20, 30))
+    damaged.write_bytes(b"damaged")
+    await node("n1").store("lab", assignment(), 10)
+    await node("n1").store_newer("lab", assignment(known=10), 10, within_s=0.0)
+    there = tmp_path / "store" / "lab" / "of-a"
+    assert names(there) == [older.name, newest.name]
+    (there / newest.name).unlink()
+    await node("n1").store_newer("lab", assignment(known=30), 30, within_s=0.0)
+    assert names(there) == [older.name], "what the pool knows has a copy"
+
+
 async def test_what_is_here_or_older_than_known_is_not_brought(node, tmp_path):
     write(tmp_path, "n1", 10)
     await node("n1").store("lab", assignment(), 10)
@@ -208,3 +238,17 @@ def test_only_workers_that_read_a_checkpoint_want_a_copy(given, continued, ident
 def test_later_work_of_an_earlier_job_is_none_of_the_job_that_is_continued():
     wanted = wanted_copies(assignment(), CONTINUED)
     assert wanted == [Wanted("of-b", 7, is_exact=False), Wanted("of-c", 7, is_exact=True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "reads"),
+    [
+        (assignment(), True),
+        (assignment(rank=1), False),
+        (assignment(purpose="profile"), False),
+        (assignment(spec=replace(spec(), training_function=f"train:{TORCHRUN}")), False),
+    ],
+    ids=["rank 0", "rank 1", "profile", "torchrun"],
+)
+def test_the_generation_begins_from_what_rank_0_reads(given, reads):
+    assert reads_first(given) is reads
