@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.process.compiled_models import has_compiled
 
 _NUM_STEPS = 3  # of a process, in which it is watched
 _DIVIDED = {each: signature(each) for each in (functional.cross_entropy, functional.nll_loss)}
@@ -51,16 +52,20 @@ class CountsOfParts:
 
 
 class DividedLosses:
-    """Finds losses that torch divides by the weights, or by the labels that count, of one part only."""
+    """Finds losses that torch divides by the weights, or by the labels that count, of one part only.
+
+    Not in jobs that compile, as the first step shows: torch would compile again for the steps without the watch.
+    """
 
     def __init__(self, virtual_nodes: VirtualNodes) -> None:
-        self._left = _NUM_STEPS if len(part_sizes(virtual_nodes)) > 1 else 0
+        self._left = 1 + _NUM_STEPS if len(part_sizes(virtual_nodes)) > 1 else 0
         self._found = set[str]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """User code runs in this thread within the block."""
-        with _Watch(self._found.add) if self._left else nullcontext():
+        is_due = 0 < self._left <= _NUM_STEPS and not has_compiled()
+        with _Watch(self._found.add) if is_due else nullcontext():
             yield
 
     def step_ended(self) -> Sequence[str]:
