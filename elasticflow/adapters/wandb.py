@@ -53,7 +53,7 @@ class _WandbRun:
                 settings=wandb.Settings(console="off"),
             )
         except BaseException:
-            os.close(self._lock)
+            self._unlock()
             raise
 
     def write(self, points: Sequence[Point]) -> None:
@@ -68,7 +68,15 @@ class _WandbRun:
                 self._run.mark_preempting()
             self._run.finish(exit_code=0 if has_finished else 1)
         finally:
-            os.close(self._lock)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        """Closing it is not enough: processes that read samples were forked from this one, and have it, too."""
+        import fcntl
+
+        with suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        os.close(self._lock)
 
 
 class WandbRuns:

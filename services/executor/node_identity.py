@@ -34,6 +34,7 @@ def node_specification_of(
         cpu_share=settings.cpu_share,
         data_dir=str(data_dir),
         stores_artifacts=True,
+        copies_checkpoints=bool(settings.checkpoint_store),
         stop_grace_s=settings.stop_grace_s,
         memory_limit_bytes=settings.job_memory_bytes,
         isolation=isolation.kind,

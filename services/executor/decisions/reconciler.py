@@ -4,6 +4,7 @@ Compares what the ledger places here with what runs here. `crash_survivors` deci
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from elasticflow.services.executor.decisions.crashes import generation_plan, is_hopeless, switch_orders
 from elasticflow.services.executor.decisions.local_events_and_actions import (
@@ -20,6 +21,8 @@ from elasticflow.services.executor.decisions.state import (
 )
 from elasticflow.shared.messages.events import CheckpointFailed, CheckpointWritten
 from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol import from_worker
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
@@ -163,8 +166,18 @@ def _assignment(state: State, job: Job, worker: WorkerId, gpu: GpuId) -> Assignm
         memory_limit_bytes=node.memory_limit_bytes if node.device == "cpu" else 0,
         measures_step_times=len(state.pool.gpu_types) > 1,
         most_virtual_nodes=_most_virtual_nodes(state, job),
-        timeouts=state.pool.config.timeouts_of(spec_of(job)),
+        timeouts=_timeouts(state, job),
     )
+
+
+def _timeouts(state: State, job: Job) -> FailureTimeouts:
+    """Of its workers: the checkpoint of one of them may have to come from a store (docs/adr/0120)."""
+    config, spec = state.pool.config, spec_of(job)
+    timeouts = config.timeouts_of(spec)
+    is_copied = state.node_specification.copies_checkpoints and spec.entry != TORCHRUN
+    if not is_copied or not job.checkpoint_iteration or job.previous_generation is not None:  # from memory to memory
+        return timeouts
+    return replace(timeouts, preparation_s=timeouts.preparation_s + config.prepare_timeout_s)
 
 
 def _most_virtual_nodes(state: State, job: Job) -> int:

@@ -190,6 +190,7 @@ class NodeSpecification:
     cpu_share: float = 1.0  # cores that one CPU slot may use
     data_dir: str = ""
     stores_artifacts: bool = False  # of jobs, in the object store; a simulated node has none
+    copies_checkpoints: bool = False  # to a store from which other nodes get them
     stop_grace_s: float = 10.0  # from the request to stop at a step boundary to the kill
     memory_limit_bytes: int = 0  # of each worker on a CPU slot; 0: no limit
 

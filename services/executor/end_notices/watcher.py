@@ -20,7 +20,7 @@ class EndWatcher:
     def __init__(self, until_notice: str, source: Source, clock: Clock, log: Any) -> None:
         self._until_notice, self._source, self._clock, self._log = until_notice, source, clock, log
         self._answer: Answer | None = None
-        self._since_s = 0.0  # when this answer was first read
+        self._since_s = 0.0  # when what this answer says of the end was first read
         self._end_s: float | None = None
         self._problem = ""  # of the last question
 
@@ -69,10 +69,15 @@ class EndWatcher:
         answer = await asyncio.to_thread(self._source.ask)
         since_s = answer.since_s
         if since_s is None:
-            is_new = self._answer is None or answer.texts != self._answer.texts
-            since_s = self._clock.now_s() if is_new else self._since_s
+            since_s = self._since_s if self._says_the_same(answer) else self._clock.now_s()
         self._end_s = self._source.end_s(answer, since_s)
         self._answer, self._since_s = answer, since_s
+
+    def _says_the_same(self, answer: Answer) -> bool:
+        """Of the end as the answer before, whatever else it says. Raises ValueError."""
+        if self._answer is None or answer.texts == self._answer.texts:
+            return self._answer is not None
+        return self._end_s is not None and self._source.end_s(answer, self._since_s) == self._end_s
 
     def _note_problem(self, problem: str) -> None:
         """Each one once, until there is none or another one."""

@@ -20,7 +20,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
-from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies, wanted_copies
+from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies, reads_first, wanted_copies
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess
 from elasticflow.services.executor.processes.job_logs import last_lines
@@ -149,6 +149,7 @@ class WorkerManager:
     ) -> None:
         self._copies = copies
         self._delivered: dict[int, asyncio.Task[None]] = {}  # the newest report of each process that waits for copies
+        self._newest_written: dict[int, CheckpointWritten] = {}  # of each such process
         self._generation_secrets, self._secret_keys = generation_secrets, secret_keys
         self._code, self._gpu_left, self._announced = code, gpu_left, announced
         self._launcher = make_launcher(self._on_event)
@@ -168,7 +169,10 @@ class WorkerManager:
     async def run(self) -> None:
         """Start workers as `act` orders, until cancelled."""
         async with self._tasks:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._copies = None  # no task can begin any more: what workers still send waits for no copy
 
     async def fork(self, slots: Sequence[int] = ()) -> ForkedProcess:
         """A process that is no worker. Raises LaunchFailed."""
@@ -256,14 +260,7 @@ class WorkerManager:
             owner = assignment.job_identity
             for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
-            continued = _still_continued(assignment)
-            if self._copies is not None and (wanted := wanted_copies(assignment, continued)):
-                with self._prepares(worker, "waiting for a copy of a checkpoint"):
-                    await self._copies.bring(tenant, assignment, wanted, within_s=within_s)
-            if continued is not None:
-                with self._prepares(worker, "waiting for a checkpoint"):
-                    wait_s = assignment.checkpoint_wait_s
-                    await bring_promised_checkpoints(self._data_dir, worker.job_id, continued, wait_s=wait_s)
+            await self._bring_checkpoints(worker, assignment, tenant)
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
                 assignment,
@@ -290,6 +287,22 @@ class WorkerManager:
                 handle.send(message)
             if slot.is_killed:
                 handle.kill()
+
+    async def _bring_checkpoints(self, worker: WorkerId, assignment: Assignment, tenant: str) -> None:
+        """Raises CopiesUnreachable, and as `bring_promised_checkpoints`."""
+        continued, known = _still_continued(assignment), assignment.checkpoint_iteration
+        within_s = assignment.timeouts.preparation_s
+        if self._copies is not None and (wanted := wanted_copies(assignment, continued)):
+            with self._prepares(worker, "waiting for a copy of a checkpoint"):
+                await self._copies.bring(tenant, assignment, wanted, within_s=within_s)
+        if continued is not None:
+            with self._prepares(worker, "waiting for a checkpoint"):
+                wait_s = assignment.checkpoint_wait_s
+                await bring_promised_checkpoints(self._data_dir, worker.job_id, continued, wait_s=wait_s)
+            known = max(known, continued.iteration)
+        if self._copies is not None and reads_first(assignment):
+            with self._prepares(worker, "copying its newest checkpoint"):
+                await self._copies.store_newer(tenant, assignment, known, within_s=within_s)
 
     @contextlib.contextmanager
     def _prepares(self, worker: WorkerId, phase: str) -> Iterator[None]:
@@ -319,6 +332,8 @@ class WorkerManager:
         if self._copies is None or not is_copied or not isinstance(event, CheckpointWritten | Finished | Exited):
             self._report(handle, event)
             return
+        if isinstance(event, CheckpointWritten):
+            self._newest_written[id(handle)] = event
         before = self._delivered.get(id(handle))
         delivery = self._deliver(self._copies, handle, event, before)
         self._delivered[id(handle)] = self._tasks.create_task(delivery)
@@ -330,6 +345,8 @@ class WorkerManager:
         if before is not None:
             await asyncio.wait({before})
         if isinstance(event, CheckpointWritten):
+            if not event.request and event is not self._newest_written[id(handle)]:
+                return  # else the end of a worker would wait for a copy of each checkpoint of an outage
             slot = self._slots.get(_worker_of(handle))
             why = await copies.store(slot.tenant if slot is not None else "", handle.assignment, event.iteration)
             if why:
@@ -340,6 +357,7 @@ class WorkerManager:
         self._report(handle, event)
         if isinstance(event, Exited):
             del self._delivered[id(handle)]
+            self._newest_written.pop(id(handle), None)
 
     def _report(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         worker = _worker_of(handle)

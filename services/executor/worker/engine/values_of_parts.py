@@ -5,7 +5,7 @@ watched, and the job's history names them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from inspect import signature
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
+from elasticflow.services.executor.worker.process.compiled_models import has_compiled
 
 _NUM_STEPS = 3  # of a process, in which it is watched
 _DIVIDED = {each: signature(each) for each in (functional.cross_entropy, functional.nll_loss)}
@@ -51,16 +52,20 @@ class CountsOfParts:
 
 
 class DividedLosses:
-    """Finds losses that torch divides by the weights, or by the labels that count, of one part only."""
+    """Finds losses that torch divides by the weights, or by the labels that count, of one part only.
+
+    Not in jobs that compile, as the first step shows: torch would compile again for the steps without the watch.
+    """
 
     def __init__(self, virtual_nodes: VirtualNodes) -> None:
-        self._left = _NUM_STEPS if len(part_sizes(virtual_nodes)) > 1 else 0
+        self._left = 1 + _NUM_STEPS if len(part_sizes(virtual_nodes)) > 1 else 0
         self._found = set[str]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """User code runs in this thread within the block."""
-        with _Watch(self._found.add) if self._left else nullcontext():
+        is_due = 0 < self._left <= _NUM_STEPS and not has_compiled()
+        with _Watch(self._found.add) if is_due else nullcontext():
             yield
 
     def step_ended(self) -> Sequence[str]:
@@ -77,13 +82,19 @@ class _Watch(TorchFunctionMode):
         self._note = note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        of = _DIVIDED.get(func)
-        if of is not None and torch.is_grad_enabled():
-            given = of.bind(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        # torch.compile would make other graphs with a look at values: then bits would depend on who is watched
+        if not torch.compiler.is_compiling() and func in _DIVIDED and torch.is_grad_enabled():
+            self._look(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _look(self, func: Any, args: Any, kwargs: Any) -> None:
+        # arguments that the function refuses are for itself to name, and a tensor within vmap() shows no values
+        with suppress(Exception):
+            given = _DIVIDED[func].bind(*args, **kwargs)
             given.apply_defaults()
             if by := _divides_by(given.arguments):
                 self._note(f"{func.__name__}() with {by}")
-        return func(*args, **(kwargs or {}))
 
 
 def _divides_by(given: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from elasticflow.services.executor.worker.data.sample_readers import checksum_of
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
 from elasticflow.services.executor.worker.interface import TrainingFailed
+from elasticflow.services.executor.worker.process.compiled_models import has_compiled
 from elasticflow.services.executor.worker.process.users_code import is_users_module, items_of
 from elasticflow.services.executor.worker.scripts.elastic_script import ElasticScript, is_looped_by_library
 from elasticflow.shared.errors import names_in_short
@@ -231,7 +232,8 @@ def require_repeated(trainer: Trainer, differing: str, changed: Sequence[str]) -
         )
     if trainer.function.reproducible != "bitwise":
         return
-    if trainer.device.type == "cpu" and not _has_compiled() and not is_looped_by_library(trainer.function):
+    # compiled for one size and for several, a model may round differently
+    if trainer.device.type == "cpu" and not has_compiled() and not is_looped_by_library(trainer.function):
         trainer.read_ahead.require_same_samples(trainer.engine.computed)
         raise TrainingFailed(
             f"{again}: it depends on the time, or on something that train() changes, such as a file, an iterator or an "
@@ -241,12 +243,6 @@ def require_repeated(trainer: Trainer, differing: str, changed: Sequence[str]) -
     trainer.telemetry.warn(
         f"{again}: some operation or random number of this job does not repeat, so two runs may end with other bits"
     )
-
-
-def _has_compiled() -> bool:
-    """Compiled for one size and for several, a model may round differently."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

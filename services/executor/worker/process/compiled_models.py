@@ -27,6 +27,12 @@ def has_too_many_shapes(error: BaseException) -> bool:
     return type(error).__name__ == "FailOnRecompileLimitHit"
 
 
+def has_compiled() -> bool:
+    """Whether this process has compiled anything."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])
+
+
 CUDA_GRAPHS_REFUSED = (
     'CUDA graphs of torch.compile (mode="reduce-overhead" or "max-autotune", or the option "triton.cudagraphs") do not '
     "work in the bitwise mode: they write again into the memory of gradients that are still summed. Compile with "

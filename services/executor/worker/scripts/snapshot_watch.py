@@ -85,9 +85,10 @@ class SnapshotWatch:
         return save_and_note
 
 
-def _is_to_file(_: Any, f: Any, *__: Any, **___: Any) -> bool:
+def _is_to_file(obj: Any, f: Any, *_: Any, **__: Any) -> bool:
     """Whether torch.save writes to a path or an open file. A save to memory is no snapshot, nor is one into a stream by
-    a thread, which writes a part of a distributed checkpoint."""
+    a thread, which writes a part of a distributed checkpoint. Parameters have torch.save's names."""
+    del obj
     if isinstance(f, str | os.PathLike):
         return True
     if not _is_of_script():
@@ -121,8 +122,13 @@ class _ChangedModules(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         change = self._changes.pop(fullname, None)
-        spec = importlib.util.find_spec(fullname) if change is not None else None
-        if change is None or spec is None or spec.loader is None:
+        if change is None:
+            return None
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._changes[fullname] = change  # who only asks whether there is such a module imports none
+        if spec is None or spec.loader is None:
             return None
         spec.loader.exec_module = partial(_execute, spec.loader.exec_module, change)
         return spec

@@ -80,6 +80,35 @@ def test_the_next_leader_waits_until_the_run_is_closed(calls: list[Any], tmp_pat
     assert [name for name, *_ in calls] == ["init", "finish"]
 
 
+def test_a_process_that_reads_samples_does_not_keep_the_next_leader_waiting(calls: list[Any], tmp_path: Path) -> None:
+    """It is forked from the leader, and so has its files, and lives on when another process leads."""
+    run = adapter._WandbRun("", "", job(tmp_path))
+    of_reader = os.dup(run._lock)
+    run.close(has_finished=False)
+    next_leader = os.open(tmp_path / adapter._LOCK, os.O_RDWR)
+    fcntl.flock(next_leader, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for each in (of_reader, next_leader):
+        os.close(each)
+
+
+@pytest.mark.usefixtures("calls")
+def test_a_run_that_cannot_be_opened_is_not_kept_from_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(**_: Any) -> None:
+        os.dup(max(int(fd) for fd in os.listdir("/proc/self/fd") if is_lock(fd)))  # a reader is forked
+        raise ConnectionError
+
+    def is_lock(fd: str) -> bool:
+        return os.path.realpath(f"/proc/self/fd/{fd}").endswith(adapter._LOCK)
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", fail)
+    with pytest.raises(ConnectionError):
+        adapter._WandbRun("", "", job(tmp_path))
+    with (tmp_path / adapter._LOCK).open("r+") as next_attempt:
+        fcntl.flock(next_attempt, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for fd in filter(is_lock, os.listdir("/proc/self/fd")):
+        os.close(int(fd))
+
+
 def test_a_local_run_has_no_id(calls: list[Any], tmp_path: Path) -> None:
     adapter._WandbRun("", "", job(tmp_path, identity="")).close(has_finished=True)
     assert (calls[0][1]["id"], calls[0][1]["resume"]) == (None, None)

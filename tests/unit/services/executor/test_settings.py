@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticflow.services.executor.node_identity import node_specification_of
+from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED
 from elasticflow.services.executor.settings import ExecutorSettings, network_interfaces, num_cores, num_sockets
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.process import local_hardware
@@ -281,6 +283,12 @@ def test_the_memory_of_jobs_is_limited_to_a_cpu_slots_share_and_on_gpus_only_by_
     )
     assert read({"EF_DEVICE": "cpu", "EF_SLOTS": "2"}, memory_bytes=2**29).job_memory_bytes == 2**29, "there is no more"
     assert read({}, num_gpus=2).job_memory_bytes == 0
+
+
+@pytest.mark.parametrize("store", ["", "s3://bucket/folder"])
+def test_the_policy_of_a_node_knows_whether_checkpoints_have_copies(store: str, tmp_path: Path) -> None:
+    settings = read({"EF_CHECKPOINT_STORE": store})
+    assert node_specification_of(settings, tmp_path, NOT_ISOLATED, "").copies_checkpoints is bool(store)
 
 
 def test_artifacts_go_to_a_folder_by_uri_without_a_password() -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from elasticflow.history.event_text import event_text
 from elasticflow.history.pool_views import job_view
 from elasticflow.services.executor.decisions.local_events_and_actions import (
@@ -195,6 +197,25 @@ def test_a_worker_gets_the_timeouts_that_its_job_declares() -> None:
     (start,) = node.starts
     timeouts = start.assignment.timeouts
     assert (timeouts.longest_start_s, timeouts.stall_timeout_s) == (600.0, 90.0)
+
+
+@pytest.mark.parametrize(
+    ("copies_checkpoints", "known", "waits"), [(True, 5, True), (True, 0, False), (False, 5, False)]
+)
+def test_workers_wait_longer_for_a_peer_whose_checkpoint_may_come_from_a_store(
+    copies_checkpoints: bool, known: int, waits: bool
+) -> None:
+    """Else they would give up while a large one is on its way, and an outage of the store would count as crashes."""
+    node = ExecutorNode().settle().admit("a")
+    state, pool = node.state, node.state.pool
+    job = replace(pool.live_jobs["a"], checkpoint_iteration=known)
+    node.state = replace(
+        state,
+        pool=replace(pool, live_jobs=pool.live_jobs.set("a", job)),
+        node_specification=replace(state.node_specification, copies_checkpoints=copies_checkpoints),
+    )
+    (start,) = node.place("node-0:0").starts
+    assert start.assignment.timeouts.preparation_s == (pool.config.prepare_timeout_s if waits else 0.0)
 
 
 def test_a_profiling_run_whose_start_is_declared_to_be_long_has_this_time_more() -> None:

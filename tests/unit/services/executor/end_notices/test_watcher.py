@@ -127,6 +127,10 @@ async def test_compute_engine_preempts_30_s_after_it_was_first_said() -> None:
             await node.until_told(None, NOW_S + 3600.0, None)
             service.items[PREEMPTED] = "TRUE"
             await node.until_told(None, NOW_S + 3600.0, None, NOW_S + 40.0)
+            node.clock.at_s += 5.0
+            service.items[MAINTENANCE] = "TERMINATE_ON_HOST_MAINTENANCE"
+            await asked_again(service)
+            assert node.told[-1] == NOW_S + 40.0, "another answer that says the same of the preemption"
 
         await watched(node, steps)
 
@@ -151,6 +155,25 @@ async def test_azure_schedules_events_for_this_machine_and_for_others() -> None:
             service.items[EVENTS] = scheduled("vm-1", 2)
             service.items[EVENTS] = scheduled("vm-0", 3)
             await node.until_told(None, NOW_S + 30.0)
+
+        await watched(node, steps)
+
+
+async def test_what_azure_says_of_other_machines_moves_no_end_that_has_begun() -> None:
+    def begun(incarnation: int) -> str:
+        event = {"EventType": "Preempt", "Resources": ["vm-0"], "EventStatus": "Started", "NotBefore": ""}
+        return json.dumps({"DocumentIncarnation": incarnation, "Events": [event]})
+
+    with metadata_service("azure") as service:
+        node = of_cloud("azure", service.address)
+
+        async def steps() -> None:
+            service.items[EVENTS] = begun(2)
+            await node.until_told(None, NOW_S)
+            node.clock.at_s += 5.0
+            service.items[EVENTS] = begun(3)
+            await asked_again(service)
+            assert node.told == [None, NOW_S]
 
         await watched(node, steps)
 

@@ -350,12 +350,17 @@ class Copies:
 
     def __init__(self, why: str = "") -> None:
         self.made, self.tenants, self._why = asyncio.Event(), list[str](), why
+        self.iterations, self.known = list[int](), list[int]()
 
     async def bring(self, *_: Any, **__: Any) -> None:
         pass
 
+    async def store_newer(self, tenant: str, assignment: Assignment, known: int, *, within_s: float) -> None:
+        self.known.append(known)
+
     async def store(self, tenant: str, assignment: Assignment, iteration: int) -> str:
         self.tenants.append(tenant)
+        self.iterations.append(iteration)
         await self.made.wait()
         return self._why
 
@@ -396,3 +401,51 @@ async def test_a_checkpoint_and_the_end_behind_it_count_once_it_has_a_copy(
     assert (noted, copies.tenants) == (["Alive", *expected], ["lab"])
     running.cancel()
     await asyncio.wait({running})
+
+
+async def started_worker(manager: WorkerManager, launcher: Launcher) -> Any:
+    plan = GenerationPlan(generation=3, world_size=1)
+    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=spec(), checkpoint_dir="unused", job_identity="of-a")
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    worker = await launcher.launched.get()
+    await asyncio.sleep(0)
+    return worker
+
+
+async def test_a_slow_store_gets_the_newest_of_the_checkpoints_that_wait_and_those_that_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    """Else the end of a worker would wait for a copy of each checkpoint of an outage."""
+    noted, copies, launcher = list[Any](), Copies(), Launcher()
+
+    def note(event: LocalEvent) -> None:
+        noted.append(event.message if isinstance(event, WorkerReported) else type(event).__name__)
+
+    manager = manager_of(launcher, tmp_path, note, copies=copies)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    worker = await started_worker(manager, launcher)
+    written = [CheckpointWritten(iteration=at, request=7 if at == 3 else 0) for at in range(1, 7)]
+    for event in (*written, Exited(code=0, signal=None)):
+        launcher.on_event(worker, event)
+        await asyncio.sleep(0)
+    copies.made.set()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert (copies.known, copies.iterations) == ([0], [1, 3, 6]), "a start copies what the pool does not know yet"
+    assert noted == [written[0], written[2], written[5], "WorkerEnded"]
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_worker_that_ends_with_its_executor_is_told_without_its_copies(tmp_path: Path) -> None:
+    noted, launcher = list[str](), Launcher()
+    manager = manager_of(launcher, tmp_path, lambda event: noted.append(type(event).__name__), copies=Copies())
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    worker = await started_worker(manager, launcher)
+    launcher.on_event(worker, CheckpointWritten(iteration=5))
+    running.cancel()
+    await asyncio.wait({running})
+    launcher.on_event(worker, Exited(code=None, signal=9))
+    assert noted == ["WorkerEnded"]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.utils
 from torch import nn
 from torch.nn import functional
 
@@ -45,8 +46,28 @@ def test_other_numbers_are_none(virtual_nodes, states):
     assert found(virtual_nodes, states) == []
 
 
-def divided(call, virtual_nodes=FOUR_OF_EIGHT) -> list[str]:
+@pytest.fixture(autouse=True)
+def nothing_is_compiled():
+    """By other tests of this process."""
+    counters = torch._dynamo.utils.counters
+    before = counters.pop("frames", None)
+    yield
+    counters.pop("frames", None)
+    if before is not None:
+        counters["frames"] = before
+
+
+def watching(virtual_nodes=FOUR_OF_EIGHT) -> DividedLosses:
+    """Behind its first step."""
     losses = DividedLosses(virtual_nodes)
+    with losses.watched():
+        pass
+    assert list(losses.step_ended()) == []
+    return losses
+
+
+def divided(call, virtual_nodes=FOUR_OF_EIGHT) -> list[str]:
+    losses = watching(virtual_nodes)
     with losses.watched():
         call()
     return [*losses.step_ended(), *losses.step_ended()]
@@ -80,3 +101,46 @@ def test_a_loss_that_is_divided_by_what_a_part_has_is_found_once(call, name):
 )
 def test_other_losses_are_not(call):
     assert divided(call) == []
+
+
+def test_a_job_that_compiles_is_compiled_once_and_not_watched():
+    """Compiled again for the steps behind the watch, it would stand still there, and meet its most shapes earlier."""
+    made, losses = list[object](), DividedLosses(FOUR_OF_EIGHT)
+
+    def backend(graph, _):
+        made.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda: functional.cross_entropy(POINTS, LABELS, WEIGHT), backend=backend)
+    for _ in range(6):
+        with losses.watched():
+            compiled()
+        assert list(losses.step_ended()) == []
+    assert len(made) == 1
+
+
+def test_what_is_compiled_in_a_watched_step_has_the_graph_of_any_other():
+    """With other graphs, the first steps of each process would have other bits."""
+    made, losses = list[list[str]](), watching()
+
+    def backend(graph, _):
+        made.append([node.name for node in graph.graph.nodes])
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda points, labels: functional.cross_entropy(points.sin(), labels), backend=backend)
+    with losses.watched():
+        compiled(POINTS, LABELS)
+    compiled(POINTS, LABELS)
+    watched, later = made
+    assert watched == later
+
+
+def test_a_loss_within_vmap_is_not_looked_into():
+    def loss(points, label):
+        return functional.cross_entropy(points[None], label[None])
+
+    with watching().watched():
+        losses = torch.func.vmap(loss)(POINTS, LABELS)
+    torch.testing.assert_close(losses, functional.cross_entropy(POINTS, LABELS, reduction="none"))

@@ -9,6 +9,7 @@ import pytest
 
 _SAVES = {
     "a path": "torch.save(1, 'a')",
+    "a path by name": "torch.save(obj=1, f='a')",
     "an open file": "with open('a', 'wb') as file: torch.save(1, file)",
     "a distributed checkpoint": "from torch.distributed.checkpoint import save\n"
     "save({'a': torch.ones(2)}, checkpoint_id='b', no_dist=True)",
@@ -32,7 +33,8 @@ from fractions import Fraction
 from elasticflow.services.executor.worker.scripts.snapshot_watch import SnapshotWatch
 done, noted = [Fraction(7)], []
 SnapshotWatch(lambda: done[0], noted.append).begin()
-import torch
+import importlib.util, torch
+assert importlib.util.find_spec("safetensors.torch") is not None, "a library asks whether there is one"
 result = {}
 for name, code in json.loads(sys.argv[1]).items():
     done[0] = Fraction(7)
