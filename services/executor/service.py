@@ -109,7 +109,7 @@ class Executor:
         self._shut_down_due: asyncio.Future[BadSettings | None] = asyncio.get_running_loop().create_future()
         code = CodeArchive(process.bus, process.settings.pool, process.settings.data_dir)
         data_dir = process.settings.data_dir.resolve()
-        store = settings.checkpoint_store
+        store = settings.checkpoint_store and f"{settings.checkpoint_store}/{process.settings.pool}"
         self._checkpoint_copies = CheckpointCopies(store, data_dir, process.log) if store else None
         self._worker_manager = WorkerManager(
             code,

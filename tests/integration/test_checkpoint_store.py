@@ -51,7 +51,7 @@ async def test_a_job_goes_on_elsewhere_when_its_node_is_lost_with_its_disk(tmp_p
 
             await pool.when(trains, "it trains")
             reply = await pool.client.checkpoint("moves")
-            (copy,) = (tmp_path / "store" / "lab").glob("*/*.ckpt")
+            (copy,) = (tmp_path / "store" / POOL / "lab").glob("*/*.ckpt")
             assert f"-i{reply.iteration:014d}-" in copy.name
             lose(first, tmp_path / "a")
             second = node("b", tmp_path, pool.url)

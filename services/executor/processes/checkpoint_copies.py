@@ -1,6 +1,6 @@
 """Copies of checkpoints in a folder that all nodes reach, such as a bucket: these nodes need no common file system.
 
-A checkpoint counts for the pool once its copy is whole. Copies lie at <tenant>/<identity of the job>/<name>, where a
+A checkpoint counts for the pool once its copy is whole. Copies lie at <pool>/<tenant>/<identity of the job>/<name>; a
 name has generation, iteration and SHA-256. The nodes' own files are copies of these, and workers know no others
 (docs/adr/0120).
 """
