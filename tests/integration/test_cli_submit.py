@@ -171,7 +171,7 @@ async def test_a_wrong_token_is_named(tmp_path: Path, cli: CommandLinePool) -> N
 async def test_the_plain_nats_example_of_the_docs_runs(cli: CommandLinePool) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "publish-messages.md").read_text()
     example = page.partition("```python\n")[2].partition("```")[0]
-    assert '"model_name": "digits-cnn", ' in example
+    assert '"model_name": "digits-cnn",' in example
     example = example.replace('"model_name": "digits-cnn"', '"model_name": "linear"').replace("256", "64")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", example, "by-hand", env=cli.environment(), stdout=asyncio.subprocess.PIPE
