@@ -264,7 +264,7 @@ async def test_a_missing_checkpoint_does_not_start_the_job_anew(node, spec_of):
     spec = spec_of("Points")
     failed, _ = await failure_of(node, spec, checkpoint_iteration=400, checkpoint_wait_s=0.0)
     assert failed.error.startswith("the checkpoint of iteration 400 is not in /")
-    assert failed.error.endswith("set EF_DATA_DIR to the same shared storage on all nodes of the pool")
+    assert failed.error.endswith("of the pool, or EF_CHECKPOINT_STORE to a bucket")
 
 
 async def test_a_torn_unreported_checkpoint_loses_nothing(node, spec_of):
