@@ -242,6 +242,26 @@ class NotStored(Exception):
     """This file stays on its node, for this reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Deletes old files of a folder by its URI. what: their name in the log. kept_s: as configured; None: forever."""
+
+    what: str
+    kept_s: Callable[[], float | None]
+    log: Any
+
+    async def run(self, clock: Clock, delete_older: Callable[[float], int]) -> None:
+        """Until cancelled. delete_older: blocking; deletes what is older than a time, and returns how many files."""
+        while True:
+            if (kept_s := self.kept_s()) is not None:
+                try:
+                    num_deleted = await asyncio.to_thread(delete_older, clock.now_s() - kept_s)
+                    self.log.info(f"Old{self.what}Deleted", num_files=num_deleted)
+                except Exception as error:  # of a library; the next sweep tries again
+                    self.log.warning(f"Old{self.what}NotDeleted", error=str(error))
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+
 class ArtifactUploads:
     """The uploads of one node. uri: of a folder, instead of the object store. note: receives `ArtifactsUploaded`."""
 
@@ -281,14 +301,8 @@ class ArtifactUploads:
 
     async def delete_old(self, clock: Clock, config: Callable[[], PoolConfig]) -> None:
         """Keep the folder free of what is older than `artifacts_kept_s`, until cancelled. All nodes do, at any time."""
-        while self._folder is not None:
-            if (kept_s := config().artifacts_kept_s) is not None:
-                try:
-                    num_deleted = await asyncio.to_thread(self._folder.delete_older, clock.now_s() - kept_s)
-                    self._log.info("OldArtifactsDeleted", num_files=num_deleted)
-                except Exception as error:  # of a library; the next sweep tries again
-                    self._log.warning("OldArtifactsNotDeleted", error=str(error))
-            await asyncio.sleep(SWEEP_EVERY_S)
+        if self._folder is not None:
+            await Sweep("Artifacts", lambda: config().artifacts_kept_s, self._log).run(clock, self._folder.delete_older)
 
     async def upload(self, order: StoreArtifacts) -> ArtifactsUploaded:
         """The model first, then artifacts by name, then the newest outputs, as far as the bound permits."""

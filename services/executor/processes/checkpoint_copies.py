@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
-from elasticflow.services.executor.processes.artifact_uploads import open_below
+from elasticflow.services.executor.processes.artifact_uploads import Sweep, open_below
 from elasticflow.services.executor.processes.prepared_folders import CHECKPOINT_NAME, checkpoints_in, is_whole
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages.job_spec import TORCHRUN, ContinuedJob
@@ -27,7 +27,6 @@ from elasticflow.shared.runtime.process.files import rename_durably
 from elasticflow.shared.runtime.remote_folder import RemoteFolder
 from elasticflow.shared.state.pool import PoolState
 
-SWEEP_EVERY_S = 3_600.0
 _KEPT = 2  # of a job, as on the disk: an older one remains if the newest is damaged
 _PIECE_BYTES = 8 << 20
 _GIVE_UP_S = 120.0  # of one checkpoint: a newer one follows
@@ -61,21 +60,26 @@ class Wanted(NamedTuple):
     or_older: bool = False
 
 
+def has_copies(assignment: Assignment) -> bool:
+    """Whether checkpoints of this worker's job are copied. A profiling run keeps none, and those of a torchrun script
+    only say what is in its own files."""
+    return assignment.purpose == "train" and assignment.spec.entry != TORCHRUN
+
+
 def reads_first(assignment: Assignment) -> bool:
     """Whether its generation begins from the checkpoint that this worker reads."""
-    is_copied = assignment.purpose == "train" and assignment.spec.entry != TORCHRUN
-    return is_copied and assignment.rank == 0 and not assignment.plan.transfers_state
+    return has_copies(assignment) and assignment.rank == 0 and not assignment.plan.transfers_state
 
 
 def wanted_copies(assignment: Assignment, continued: ContinuedJob | None) -> list[Wanted]:
     """Of whom a worker may need a copy before it starts. continued: the job that this one still begins from."""
-    spec, known = assignment.spec, assignment.checkpoint_iteration
-    if assignment.purpose != "train" or spec.entry == TORCHRUN:
+    if not has_copies(assignment):
         return []
-    reads = (assignment.rank == 0 or spec.shard_optimizer) and not assignment.plan.transfers_state
-    own = [Wanted(assignment.job_identity, known, or_older=True)] if reads and known and continued is None else []
+    known = assignment.checkpoint_iteration
     if continued is None:
-        return own
+        reads_part = assignment.spec.shard_optimizer and not assignment.plan.transfers_state
+        is_read = known > 0 and (reads_first(assignment) or reads_part)
+        return [Wanted(assignment.job_identity, known, or_older=True)] if is_read else []
     # later ones of the earlier jobs are of other work than that which the job continued
     return [
         Wanted(each, continued.iteration, continued.is_exact or each != continued.identity)
@@ -119,14 +123,8 @@ class CheckpointCopies:
 
     async def delete_old(self, clock: Clock, folded: Callable[[], PoolState]) -> None:
         """Delete what ended jobs have left for longer than `checkpoints_kept_s`, until cancelled, as all nodes do."""
-        while True:
-            if (kept_s := folded().config.checkpoints_kept_s) is not None:
-                try:
-                    num_deleted = await asyncio.to_thread(self._delete_older, clock.now_s() - kept_s, folded())
-                    self._log.info("OldCheckpointCopiesDeleted", num_files=num_deleted)
-                except Exception as error:  # of a library; the next sweep tries again
-                    self._log.warning("OldCheckpointCopiesNotDeleted", error=str(error))
-            await asyncio.sleep(SWEEP_EVERY_S)
+        sweep = Sweep("CheckpointCopies", lambda: folded().config.checkpoints_kept_s, self._log)
+        await sweep.run(clock, lambda than_s: self._delete_older(than_s, folded()))
 
     async def _tried(
         self, work: Callable[[], bool], what: str, within_s: float, turn: asyncio.Lock | None = None

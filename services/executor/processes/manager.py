@@ -20,7 +20,12 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     WorkerId,
     WorkerReported,
 )
-from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies, reads_first, wanted_copies
+from elasticflow.services.executor.processes.checkpoint_copies import (
+    CheckpointCopies,
+    has_copies,
+    reads_first,
+    wanted_copies,
+)
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess
 from elasticflow.services.executor.processes.job_logs import last_lines
@@ -35,7 +40,7 @@ from elasticflow.services.executor.processes.prepared_folders import (
 )
 from elasticflow.shared.errors import BadSettings, ElasticFlowError
 from elasticflow.shared.messages.job_environment import without_secrets
-from elasticflow.shared.messages.job_spec import TORCHRUN, ContinuedJob
+from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     PHASE_S,
     Alive,
@@ -115,6 +120,7 @@ class _WorkerSlot:
     """A worker from the order to start it to its end. tenant: of its job.
 
     unsent: messages for it until it has a channel. switches: generation and rank of each switch that it was sent.
+    newest_written: of its checkpoints that wait for a copy. delivered: ends with its newest report that waits for one.
     """
 
     tenant: str = ""
@@ -124,6 +130,8 @@ class _WorkerSlot:
     unsent: list[ToWorker] = field(default_factory=list)
     switches: set[tuple[int, int]] = field(default_factory=set)
     starting: asyncio.Task[None] | None = None
+    newest_written: CheckpointWritten | None = None
+    delivered: asyncio.Task[None] | None = None
 
 
 class WorkerManager:
@@ -148,8 +156,6 @@ class WorkerManager:
         copies: CheckpointCopies | None = None,
     ) -> None:
         self._copies = copies
-        self._delivered: dict[int, asyncio.Task[None]] = {}  # the newest report of each process that waits for copies
-        self._newest_written: dict[int, CheckpointWritten] = {}  # of each such process
         self._generation_secrets, self._secret_keys = generation_secrets, secret_keys
         self._code, self._gpu_left, self._announced = code, gpu_left, announced
         self._launcher = make_launcher(self._on_event)
@@ -327,37 +333,35 @@ class WorkerManager:
     # -- what workers send -------------------------------------------------------------------------------
 
     def _on_event(self, handle: WorkerHandle, event: WorkerEvent) -> None:
-        assignment = handle.assignment
-        is_copied = assignment.purpose == "train" and assignment.spec.entry != TORCHRUN
-        if self._copies is None or not is_copied or not isinstance(event, CheckpointWritten | Finished | Exited):
+        slot, waits = self._slots.get(_worker_of(handle)), isinstance(event, CheckpointWritten | Finished | Exited)
+        if self._copies is None or slot is None or not waits or not has_copies(handle.assignment):
             self._report(handle, event)
             return
         if isinstance(event, CheckpointWritten):
-            self._newest_written[id(handle)] = event
-        before = self._delivered.get(id(handle))
-        delivery = self._deliver(self._copies, handle, event, before)
-        self._delivered[id(handle)] = self._tasks.create_task(delivery)
+            slot.newest_written = event
+        slot.delivered = self._tasks.create_task(self._deliver(self._copies, handle, slot, event, slot.delivered))
 
     async def _deliver(
-        self, copies: CheckpointCopies, handle: WorkerHandle, event: WorkerEvent, before: "asyncio.Task[None] | None"
+        self,
+        copies: CheckpointCopies,
+        handle: WorkerHandle,
+        slot: _WorkerSlot,
+        event: WorkerEvent,
+        before: "asyncio.Task[None] | None",
     ) -> None:
         """Report in order, a checkpoint once it has a copy. What follows it waits: the next generation may need it."""
         if before is not None:
             await asyncio.wait({before})
         if isinstance(event, CheckpointWritten):
-            if not event.request and event is not self._newest_written[id(handle)]:
+            if not event.request and event is not slot.newest_written:
                 return  # else the end of a worker would wait for a copy of each checkpoint of an outage
-            slot = self._slots.get(_worker_of(handle))
-            why = await copies.store(slot.tenant if slot is not None else "", handle.assignment, event.iteration)
+            why = await copies.store(slot.tenant, handle.assignment, event.iteration)
             if why:
                 self._log.warning("CheckpointNotCopied", **_worker_of(handle)._asdict(), reason=why)
                 if not event.request:
                     return
                 event = CheckpointFailed(request=event.request, reason=f"it has no copy in the checkpoint store: {why}")
         self._report(handle, event)
-        if isinstance(event, Exited):
-            del self._delivered[id(handle)]
-            self._newest_written.pop(id(handle), None)
 
     def _report(self, handle: WorkerHandle, event: WorkerEvent) -> None:
         worker = _worker_of(handle)
