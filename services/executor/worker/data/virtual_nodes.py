@@ -138,7 +138,12 @@ class VirtualNodes:
         return any(len(self.micro_batches(virtual_node)) > 1 for virtual_node in range(self.count))
 
     @property
+    def part_sizes(self) -> list[int]:
+        """The samples of each pass, on whatever worker."""
+        parts = (part.samples for v in range(self.count) for part in self.micro_batches(v))
+        return [part.stop - part.start for part in parts]
+
+    @property
     def largest_micro_batch(self) -> int:
         """The most samples of one pass, on any worker."""
-        parts = (part.samples for v in range(self.count) for part in self.micro_batches(v))
-        return max(part.stop - part.start for part in parts)
+        return max(self.part_sizes)

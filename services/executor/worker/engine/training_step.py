@@ -42,7 +42,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript, UndeclaredState
-from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DividedLosses, part_sizes
+from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DividedLosses
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
@@ -297,15 +297,17 @@ class TrainingSteps(JobState):
     def _warn_of_parts(self) -> None:
         """Name what user code has taken from one part of the batch as if that were the whole."""
         counts, losses = self._counts_of_parts.step_ended(), self._divided_losses.step_ended()
-        num_parts = len(part_sizes(self.members.virtual_nodes))
-        if counts and self.is_rank_0:
+        if not (counts or losses) or not self.is_rank_0:
+            return
+        num_parts = len(self.members.virtual_nodes.part_sizes)
+        if counts:
             names = names_in_short([_as_written(name) for name in counts], most=3)
             self.telemetry.warn(
                 f"{names} grows in each step by the samples of one part of the batch, of which a step has {num_parts}: "
                 f"count steps instead, each of {self.spec.global_batch_size} samples "
                 f"({'loader.iteration' if self._is_script else 'self.iteration'})"
             )
-        if losses and self.is_rank_0:
+        if losses:
             instead = (
                 f"divide by nothing else, or fix the parts: elastic(..., virtual_nodes={num_parts})"
                 if self._is_script

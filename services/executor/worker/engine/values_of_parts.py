@@ -20,18 +20,12 @@ _NUM_STEPS = 3  # of a process, in which it is watched
 _DIVIDED = {each: signature(each) for each in (functional.cross_entropy, functional.nll_loss)}
 
 
-def part_sizes(virtual_nodes: VirtualNodes) -> list[int]:
-    """The samples of each part of the global batch, on whatever worker."""
-    parts = (part.samples for index in range(virtual_nodes.count) for part in virtual_nodes.micro_batches(index))
-    return [part.stop - part.start for part in parts]
-
-
 class CountsOfParts:
     """Finds numbers that grow by the samples of a part, or a multiple of them, in each step: a step has more. Parts of
     unequal sizes change them in unequal ways, which is reported as such."""
 
     def __init__(self, virtual_nodes: VirtualNodes, read: Callable[[], Mapping[str, Any]]) -> None:
-        sizes = part_sizes(virtual_nodes)
+        sizes = virtual_nodes.part_sizes
         self._size = sizes[0] if len(sizes) > 1 and len(set(sizes)) == 1 else 1
         self._read = read
         self._last: Mapping[str, int] = {}
@@ -58,7 +52,7 @@ class DividedLosses:
     """
 
     def __init__(self, virtual_nodes: VirtualNodes) -> None:
-        self._left = 1 + _NUM_STEPS if len(part_sizes(virtual_nodes)) > 1 else 0
+        self._left = 1 + _NUM_STEPS if len(virtual_nodes.part_sizes) > 1 else 0
         self._found = set[str]()
 
     @contextmanager
