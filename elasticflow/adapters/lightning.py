@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from elasticflow.adapters.mlflow import MLflow
-from elasticflow.adapters.tracking import Tracker, sink_of
+from elasticflow.adapters.tracking import Tracker, with_trackers
 from elasticflow.adapters.training_libraries import (
     ONE_PROCESS,
     SCALE,
@@ -45,15 +45,14 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
     if worker is None:
         return trainer
     _refuse_unsupported(trainer)
-    sinks = [*([] if on_step is None else [on_step]), *_trackers_of(trainer.loggers)]
+    sink, trackers = with_trackers(on_step, _trackers_of(trainer.loggers))
     _turn_off(trainer)
     replace_accumulation(trainer, "accumulate_grad_batches", worker.global_batch_size)
-    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=sink_of(sinks), library=_HeldState(trainer))
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=sink, library=_HeldState(trainer))
     overrides = {trainer: _ElasticTrainer, trainer.fit_loop: _ElasticFitLoop, trainer.strategy: _ElasticStrategy}
     for each, override in overrides.items():
         kind = type(each)
         each.__class__ = type(kind.__name__, (override, kind), {})
-    trackers = [each for each in sinks if isinstance(each, Tracker)]
     trainer.strategy.job = _TrainedJob(trainer, worker, attach, further, trackers)
     return trainer
 

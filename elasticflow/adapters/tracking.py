@@ -274,6 +274,12 @@ def _points(written: bytes) -> Iterator[Point]:
             yield Point(**json.loads(line))
 
 
+def with_trackers(on_step: OnStep | None, trackers: Sequence[Tracker]) -> tuple[OnStep | None, list[Tracker]]:
+    """One sink of the job, and what to note in. trackers: in the place of what a library would report to."""
+    sinks = [*([] if on_step is None else [on_step]), *trackers]
+    return sink_of(sinks), [each for each in sinks if isinstance(each, Tracker)]
+
+
 def sink_of(sinks: Sequence[OnStep]) -> OnStep | None:
     """One that calls each, also behind one that fails; None without any."""
     if len(sinks) < 2:

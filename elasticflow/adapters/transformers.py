@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from elasticflow.adapters.mlflow import MLflow
-from elasticflow.adapters.tracking import Tracker, sink_of
+from elasticflow.adapters.tracking import Tracker, with_trackers
 from elasticflow.adapters.training_libraries import (
     ONE_PROCESS,
     SCALE,
@@ -58,9 +58,8 @@ def elastic_trainer(trainer: Any, *further: Any, virtual_nodes: int = 0, on_step
     trainer.elastic_worker = worker
     kind = type(trainer)
     trainer.__class__ = type(kind.__name__, (_ElasticLoop, kind), {})
-    sinks = [*([] if on_step is None else [on_step]), *_trackers_in_place_of_reports(trainer)]
-    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=sink_of(sinks), library=_HeldState(trainer))
-    trackers = [each for each in sinks if isinstance(each, Tracker)]
+    sink, trackers = with_trackers(on_step, _trackers_in_place_of_reports(trainer))
+    attach = partial(worker.attach, virtual_nodes=virtual_nodes, on_step=sink, library=_HeldState(trainer))
     trainer.callback_handler.callbacks.insert(0, _callback_of(trainer, attach, further, trackers))
     return trainer
 

@@ -76,6 +76,13 @@ _RUN = (*_PROFILE, "run")
 _EVERY = (*_RUN, "train")
 _PROJECT = "The project as it is"
 
+
+def _timeout(of: str) -> In:
+    """of: what may take so long, as `set_timeouts` names it."""
+    option = f"--{of}-timeout"
+    return In(_PROFILE, lambda text: duration_of(text, option), lambda job, limit_s: job.set_timeouts(**{of: limit_s}))
+
+
 When = Annotated[
     str,
     typer.Option("--deadline", metavar="WHEN", help="90s, 15m, 2h30m, 1d from now, or a time: 2026-05-01T18:00."),
@@ -247,11 +254,7 @@ class SubmissionOptions:
             metavar="DURATION",
             help="A start may take so long, such as init_model(): 90s, 10m. Default: the pool's time without a step.",
         ),
-        In(
-            _PROFILE,
-            lambda text: duration_of(text, "--start-timeout"),
-            lambda job, start_s: job.set_timeouts(start=start_s),
-        ),
+        _timeout("start"),
     ] = ""
     stall_timeout: Annotated[
         str,
@@ -260,11 +263,7 @@ class SubmissionOptions:
             metavar="DURATION",
             help="The job may go on so long without a step: 90s, 10m. Default: as in the pool.",
         ),
-        In(
-            _PROFILE,
-            lambda text: duration_of(text, "--stall-timeout"),
-            lambda job, stall_s: job.set_timeouts(stall=stall_s),
-        ),
+        _timeout("stall"),
     ] = ""
     job_class: Annotated[
         ClassName | None,
