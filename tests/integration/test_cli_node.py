@@ -6,14 +6,26 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from elasticflow.shared.messages import events, subjects
-from elasticflow.shared.runtime.bus.nats.bus import connect_nats
+from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from testbed.planned_ledger import POOL, Ledger
 
 ROOT = Path(__file__).parents[2]
+
+
+class Started(NamedTuple):
+    """where: options that name its pool."""
+
+    node: subprocess.Popen[str]
+    ledger: Ledger
+    bus: NatsBus
+    where: tuple[str, ...]
 
 
 def eflow_node(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -25,6 +37,24 @@ def eflow_node(folder: Path, *arguments: str, **variables: str) -> subprocess.Po
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@asynccontextmanager
+async def started_node(server: EmbeddedServer, folder: Path, *arguments: str) -> AsyncIterator[Started]:
+    """A node of the pool, with one CPU slot unless the arguments say more."""
+    bus = await connect_nats(server.url, name="test")
+    await bus.ensure_pool(POOL)
+    ledger = Ledger(bus)
+    where = ("--nats-url", server.url, "--pool", POOL)
+    node = eflow_node(
+        folder, *where, "--data-dir", "data", "--node-id", "a-01", "--device", "cpu", "--slots", "1", *arguments
+    )
+    try:
+        yield Started(node, ledger, bus, where)
+    finally:
+        node.kill()
+        node.communicate()
+        await bus.close()
 
 
 def eflow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,15 +72,9 @@ def eflow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 async def test_it_joins_with_what_its_options_say_and_leaves_on_sigterm(
     nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    bus = await connect_nats(nats_server.url, name="test")
-    await bus.ensure_pool(POOL)
-    ledger, heartbeats = Ledger(bus), await bus.subscribe(subjects.every_node(POOL))
-    node = eflow_node(
-        tmp_path,
-        *("--nats-url", nats_server.url, "--pool", POOL, "--data-dir", "data", "--node-id", "a-01"),
-        *("--device", "cpu", "--slots", "3", "--gpu-type", "small", "--rack", "hall-1/rack-7", "--until", "2h"),
-    )
-    try:
+    options = ("--slots", "3", "--gpu-type", "small", "--rack", "hall-1/rack-7", "--until", "2h")
+    async with started_node(nats_server, tmp_path, *options) as (node, ledger, bus, _):
+        heartbeats = await bus.subscribe(subjects.every_node(POOL))
         joined = await ledger.until_received(events.NodeJoined)
         assert (joined.node_id, joined.device, joined.num_gpus) == ("a-01", "cpu", 3)
         assert (joined.gpu_type, joined.rack) == ("small", "hall-1/rack-7")
@@ -62,20 +86,11 @@ async def test_it_joins_with_what_its_options_say_and_leaves_on_sigterm(
         node.send_signal(signal.SIGTERM)
         assert (await ledger.until_received(events.NodeLost)).reason == "left"
         assert await asyncio.to_thread(node.wait, 60) == 0
-    finally:
-        node.kill()
-        node.communicate()
-        await bus.close()
     assert (tmp_path / "data").is_dir()
 
 
 async def test_its_end_is_announced_later_and_it_leaves_by_itself(nats_server: EmbeddedServer, tmp_path: Path) -> None:
-    bus = await connect_nats(nats_server.url, name="test")
-    await bus.ensure_pool(POOL)
-    ledger = Ledger(bus)
-    where = ("--nats-url", nats_server.url, "--pool", POOL)
-    node = eflow_node(tmp_path, *where, "--data-dir", "data", "--node-id", "a-01", "--device", "cpu", "--slots", "1")
-    try:
+    async with started_node(nats_server, tmp_path) as (node, ledger, _, where):
         await ledger.until_received(events.NodeJoined)
         for arguments, answer in (
             (("a-01", "--at", "2h"), "a-01 ends at "),
@@ -88,21 +103,13 @@ async def test_its_end_is_announced_later_and_it_leaves_by_itself(nats_server: E
         assert await asyncio.to_thread(node.wait, 60) == 0
         unknown = await asyncio.to_thread(eflow, tmp_path, "drain", "b-02", *where)
         assert (unknown.returncode, "no node 'b-02'" in unknown.stderr) == (1, True)
-    finally:
-        node.kill()
-        node.communicate()
-        await bus.close()
 
 
 async def test_a_file_announces_its_end_takes_it_back_and_it_leaves_by_itself(
     nats_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    bus = await connect_nats(nats_server.url, name="test")
-    await bus.ensure_pool(POOL)
-    ledger, notice = Ledger(bus), tmp_path / "end"
-    where = ("--nats-url", nats_server.url, "--pool", POOL, "--data-dir", "data", "--node-id", "a-01")
-    node = eflow_node(tmp_path, *where, "--device", "cpu", "--slots", "1", "--until-notice", "file:end")
-    try:
+    notice = tmp_path / "end"
+    async with started_node(nats_server, tmp_path, "--until-notice", "file:end") as (node, ledger, _, _where):
         assert (await ledger.until_received(events.NodeJoined)).until_s is None
         notice.write_text("4102444800\n")
         assert (await ledger.until_received(events.NodeEndNoticed)).until_s == 4_102_444_800.0
@@ -112,10 +119,6 @@ async def test_a_file_announces_its_end_takes_it_back_and_it_leaves_by_itself(
         assert (await ledger.until_received(events.NodeEndNoticed, 3)).until_s is not None
         assert (await ledger.until_received(events.NodeLost)).reason == "left"
         assert await asyncio.to_thread(node.wait, 60) == 0
-    finally:
-        node.kill()
-        node.communicate()
-        await bus.close()
 
 
 async def test_on_a_machine_of_no_cloud_it_says_so_and_does_not_join(

@@ -1,9 +1,6 @@
 """A worker tells what users' code does in a start that lasts, and each of two time-outs has stacks of its own."""
 
-import queue
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,38 +8,19 @@ from elasticflow.services.executor.worker.process import telemetry
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.services.executor.worker.process.users_process import PROCESS
 from elasticflow.shared.messages.timeouts import FailureTimeouts
-from elasticflow.shared.messages.worker_protocol.from_worker import Alive
-
-WAIT_S = 30.0
+from tests.support.telemetry_reader import TelemetryReader
 
 
-class Worker:
-    """Its clock is the test's."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._reports = queue.SimpleQueue[Any]()
-
-    def send(self, report: Any) -> None:
-        self._reports.put(report)
-
+class Worker(TelemetryReader):
     def phase_at(self, now_s: float) -> str:
         """In a report that is made from then on."""
         self.now_s = now_s
-        while not self._reports.empty():
-            self._reports.get()
-        self._reports.get(timeout=WAIT_S)  # its time may have been read before
-        report = self._reports.get(timeout=WAIT_S)
-        assert isinstance(report, Alive)
-        return report.phase
+        return self.next_alive().phase
 
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    worker = Worker()
-    monkeypatch.setattr(telemetry, "_PERIOD_S", 0.001)
-    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: worker.now_s))
-    yield worker
+    yield Worker(monkeypatch)
     PROCESS.phase = ""
 
 
