@@ -43,6 +43,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     iteration_at,
     known_curve,
     migration_cost_of,
+    promised_levels,
     resize_cost_of,
     stalled_until_s,
 )
@@ -61,7 +62,7 @@ from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.nodes import ending_nodes, without_awaited_nodes
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
-from elasticflow.shared.state.topology import CLUSTER, pool_topology
+from elasticflow.shared.state.topology import CLUSTER, Level, pool_topology
 
 LONGEST_STAY_S = 600.0  # no job is expected to keep its GPUs for longer, because the pool changes
 
@@ -191,13 +192,18 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
             return inf
         return displacement_gpu_seconds(state, job, benefit, now_s, cache.curves, replans=asked.replans)
 
+    @remember
+    def measured_level(job_id: str) -> Level | None:
+        job = state.live_jobs.get(job_id)
+        return None if job is None else level_to_measure(state, job, wanted[job_id])
+
     migration_rules = MigrationRules(
         movable={job.job_id for job in unplanned if _may_move(state, job)} if not slow else set(),
         migration_benefit=benefit,
         claims=claims.keys(),
         displacement_cost=displacement_cost,
         given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
-        is_measured=lambda job_id: job_id in state.live_jobs and _is_measured(state, job_id, wanted[job_id]),
+        measured_level=measured_level,
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
@@ -205,11 +211,20 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
     return replace(placement, gpus_by_job=own)
 
 
-def _is_measured(state: PoolState, job_id: str, num_gpus: int) -> bool:
-    """Whether the job is to measure a speed on so many GPUs: in a profiling run, or by a scaling probe."""
-    job = state.live_jobs[job_id]
-    curve = state.curves.get(spec_of(job).profile_key)
-    return job.phase is Phase.PROFILING or (curve is not None and curve.is_probed_by(num_gpus))
+def level_to_measure(state: PoolState, job: Job, num_gpus: int) -> Level | None:
+    """What connects so many GPUs where a promise counts on them, if the job is to measure its speed there; else None.
+
+    In a profiling run or by a scaling probe; and where a promise counts on a bound, because GPUs were measured that are
+    connected better: then by the next job without a promise that gets so many (docs/adr/0122).
+    """
+    if num_gpus < 2:
+        return None
+    curve, levels, size = state.curves.get(spec_of(job).profile_key), promised_levels(state), num_gpus.bit_length() - 1
+    level = levels[size] if size < len(levels) else CLUSTER
+    if job.phase is Phase.PROFILING or (curve is not None and curve.is_probed_by(num_gpus)):
+        return level
+    is_open = job.phase is Phase.ADMITTED and not job.promised and curve is not None and curve.complete
+    return level if is_open and curve is not None and curve.is_bounded(num_gpus, level) else None
 
 
 def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:
@@ -245,9 +260,11 @@ def _next_due_s(state: PoolState) -> float | None:
 
 
 def _may_move(state: PoolState, job: Job) -> bool:
-    """Whether the job trains without a promise. A start or a profiling run is not disturbed; nor does a job move that
+    """Whether the job trains without a promise. A start or a measurement is not disturbed; nor does a job move that
     might return to GPUs that it has given up."""
     trains = job.training and job.phase is Phase.ADMITTED and not job.promised
+    if trains and level_to_measure(state, job, job.num_gpus) is not None:
+        return False
     return trains and not job.reserved_gpus and not job.num_added_gpus and not given_up_gpus(state, job.job_id)
 
 
