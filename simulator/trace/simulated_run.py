@@ -250,6 +250,8 @@ class Outcome:
     unproven: int | None  # rejections without a proof: the search found no plan
     placements_checked: int | None  # of promised jobs
     promised_apart: int | None  # of these, on more nodes than a block needs
+    packings_checked: int | None  # over time, of promised jobs, with their migrations paid
+    packings_missing: int | None  # sought and not found
     failures: tuple[str, ...]  # what is wrong with certificates, one sentence each
     wall_s: float
     peak_rss_mb: float  # of the whole process so far
@@ -278,6 +280,8 @@ class Outcome:
             "unproven": self.unproven,
             "placements_checked": self.placements_checked,
             "promised_apart": self.promised_apart,
+            "packings_checked": self.packings_checked,
+            "packings_missing": self.packings_missing,
             "wall_s": round(self.wall_s, 3),
             "peak_rss_mb": round(self.peak_rss_mb, 1),
             "partial": result.partial,
@@ -301,6 +305,8 @@ def execute(
         unproven=verification.unproven if verification else None,
         placements_checked=verification.blocks.placements if verification else None,
         promised_apart=verification.blocks.apart if verification else None,
+        packings_checked=verification.packings_checked if verification else None,
+        packings_missing=verification.packings_missing if verification else None,
         failures=tuple(verification.failures) if verification else (),
         wall_s=time.perf_counter() - began_s,
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -1,9 +1,14 @@
 """Traces on clusters whose places differ: promised jobs are on whole blocks, and none is late."""
 
+from typing import Any
+
 import pytest
 
 from elasticflow.simulator.timing.training_time import PUBLISHED_SLOWDOWN
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
+from elasticflow.simulator.verification import trace_verification
+from elasticflow.simulator.verification.certificates import Packed
+from elasticflow.simulator.verification.packing_search import find_packing
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs
@@ -30,6 +35,26 @@ def test_no_promised_job_is_apart_or_late(seed: int) -> None:
     assert outcome.placements_checked > 100
     assert (outcome.promised_apart, outcome.result.num_late(), outcome.certificate_failures) == (0, 0, 0)
     assert outcome.result.num_migrations > 0, "else the trace shows nothing"
+    assert outcome.packings_checked is not None
+    assert outcome.packings_checked > 100
+    assert outcome.packings_missing == 0, "each plan shows who can pay for the migrations"
+
+
+def test_a_packing_that_does_not_hold_is_a_wrong_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_one(*arguments: Any) -> tuple[Packed, ...] | None:
+        found = find_packing(*arguments)
+        return found and found[:-1]
+
+    monkeypatch.setattr(trace_verification, "find_packing", without_one)
+    outcome = run("first-come", PUBLISHED_SLOWDOWN)
+    assert outcome.certificate_failures
+    assert "it has no GPUs from" in outcome.failures[0]
+
+
+def test_no_packing_is_sought_where_places_are_equal_or_nodes_have_odd_sizes() -> None:
+    odd = ClusterShape(num_nodes=5, gpus_per_node=6)
+    for outcome in (run("first-come", 1.0), run("first-come", PUBLISHED_SLOWDOWN, cluster=odd)):
+        assert (outcome.packings_checked, outcome.packings_missing) == (0, 0)
 
 
 def test_nodes_of_odd_sizes_too() -> None:
