@@ -12,7 +12,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import BestEffortRule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
-from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, WITH_BLOCKS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY, PUBLISHED_SLOWDOWN, Places
 from elasticflow.simulator.trace.cluster_state import TrainingModel
@@ -210,7 +210,7 @@ class SimulatedRun:
             best_effort=self.best_effort,
             reserve_nodes=self.reserve_nodes,
             confidence=self.confidence,
-            migrates_promised=self.policy in OURS,
+            migrates_promised=self.policy in (OURS if self.places is None else WITH_BLOCKS),
             by_front=self.by_front,
         )
         deviations = Deviations(failures=self.failures, ends=self.ends, noise=self.noise)

@@ -67,3 +67,12 @@ def test_a_baseline_that_spreads_jobs_is_slower_than_where_places_are_equal() ->
     assert isinstance(apart, float)
     assert isinstance(equal, float)
     assert apart > equal
+
+
+def test_the_papers_algorithms_place_on_blocks_where_places_differ_and_migrate_for_no_place_elsewhere() -> None:
+    differ, equal, rigid = (
+        run(policy, slowdown).result
+        for policy, slowdown in (("elasticflow-algorithms", 10.0), ("elasticflow-algorithms", 1.0), ("edf", 10.0))
+    )
+    assert differ.num_migrations > 0
+    assert (equal.num_migrations, rigid.num_migrations) == (0, 0)
