@@ -32,9 +32,11 @@ from elasticflow.services.placement.due_jobs import (
     shrunk_to_survivors,
 )
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
+from elasticflow.shared.frozen_values import memoize_recent
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.gpus import GpuId, segments
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool, profiling_loans
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves, ScalingCurve, placement_curves
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
@@ -59,6 +61,7 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.nodes import ending_nodes, without_awaited_nodes
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
@@ -219,8 +222,7 @@ def level_to_measure(state: PoolState, job: Job, num_gpus: int) -> Level | None:
     """
     if num_gpus < 2:
         return None
-    curve, levels, size = state.curves.get(spec_of(job).profile_key), promised_levels(state), num_gpus.bit_length() - 1
-    level = levels[size] if size < len(levels) else CLUSTER
+    curve, level = state.curves.get(spec_of(job).profile_key), _level_of(promised_levels(state), num_gpus)
     if job.phase is Phase.PROFILING or (curve is not None and curve.is_probed_by(num_gpus)):
         return level
     is_open = job.phase is Phase.ADMITTED and not job.promised and curve is not None and curve.complete
@@ -263,9 +265,26 @@ def _may_move(state: PoolState, job: Job) -> bool:
     """Whether the job trains without a promise. A start or a measurement is not disturbed; nor does a job move that
     might return to GPUs that it has given up."""
     trains = job.training and job.phase is Phase.ADMITTED and not job.promised
-    if trains and level_to_measure(state, job, job.num_gpus) is not None:
-        return False
-    return trains and not job.reserved_gpus and not job.num_added_gpus and not given_up_gpus(state, job.job_id)
+    may_move = trains and not job.reserved_gpus and not job.num_added_gpus and not given_up_gpus(state, job.job_id)
+    bounded = _bounded_profiles(state.curves, promised_levels(state)) if may_move else frozenset[str]()
+    measures = bool(bounded) and spec_of(job).profile_key in bounded
+    return may_move and not (measures and level_to_measure(state, job, job.num_gpus) is not None)
+
+
+@memoize_recent  # each decision asks for it, for each job, and few events change curves
+def _bounded_profiles(curves: Map[str, MeasuredCurve], levels: tuple[Level, ...]) -> frozenset[str]:
+    """The profiles of which some number of GPUs is to be measured where a promise counts on it."""
+    return frozenset(
+        key
+        for key, curve in curves.items()
+        if (curve.bounded or curve.counted_level)
+        and any(curve.is_bounded(each, _level_of(levels, each)) for each in curve.iterations_per_s)
+    )
+
+
+def _level_of(levels: tuple[Level, ...], num_gpus: int) -> Level:
+    size = num_gpus.bit_length() - 1
+    return levels[size] if size < len(levels) else CLUSTER
 
 
 def _migration_benefit(
