@@ -117,7 +117,8 @@ class PackingCertificate:
     """All promised jobs have whole blocks at each instant, and those that move for that can pay the stops.
 
     positions: of the GPUs that each job has now, in the order of the nodes; a job that has just begun has none.
-    packing: the blocks of each job from each instant on. gpus_per_node: a power of two, the same for all nodes.
+    packing: the blocks of each job from each instant on. gpus_per_node: the largest power of two that divides the
+    number of GPUs of each node.
     """
 
     now_s: float

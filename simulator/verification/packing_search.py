@@ -27,7 +27,8 @@ _ORDERS: tuple[_Order, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualNodes:
-    """gpus_per_node: a power of two."""
+    """gpus_per_node: a power of two. Nodes of several or odd sizes count as several of the largest one that divides all
+    sizes: the worst block of more GPUs consists of such parts, and a job has them anywhere (`Blocks.unit`)."""
 
     num_nodes: int
     gpus_per_node: int

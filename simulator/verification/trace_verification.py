@@ -12,6 +12,7 @@ next loss voids all promises again, and a rejection that cannot be proved counts
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import memoize_last
@@ -135,7 +136,7 @@ class TraceVerification:
     certificate_failures: certificates with any problem. unproven: rejections whose certificate claims no proof.
     packings_checked: packings over time that were found, one for each new promise and each allocation.
     packings_missing: those that were not, so that nothing shows who can pay for the migrations. None is sought where
-    places are equal, or while nodes differ, are down, reserved or about to end.
+    places are equal, or while nodes are about to end. They hold while no more nodes are lost.
     """
 
     def __init__(self, workload: Workload, resize_cost: ResizeCost, *, has_places: bool = False) -> None:
@@ -275,25 +276,26 @@ class TraceVerification:
         )
 
     def _packing_problems(self, state: PoolState, now_s: float) -> list[str]:
-        """Seek a packing over time of all schedules from where the jobs are, and check it."""
-        nodes = sorted(node.node_id for node in state.nodes.values() if node.alive and not node.draining)
-        sizes = {state.nodes[node_id].num_gpus for node_id in nodes}
-        gpus_per_node = min(sizes, default=0)
-        is_regular = len(nodes) > 1 and len(sizes) == 1 and not gpus_per_node & (gpus_per_node - 1)
-        num_gpus = len(nodes) * gpus_per_node
-        is_whole = not self._exposed and self._plannable_gpus(state) == (GpusFrom(-math.inf, num_gpus),)
-        if not (self._has_places and is_regular and is_whole):
+        """Seek a packing over time of all schedules on the nodes that are up, from where the jobs are, and check it."""
+        nodes = sorted(
+            (node.node_id, node.num_gpus) for node in state.nodes.values() if node.alive and not node.draining
+        )
+        num_gpus = sum(count for _, count in nodes)
+        (_, num_plannable), *later = self._plannable_gpus(state)
+        stays = not later and num_plannable <= num_gpus and not self._exposed
+        if not self._has_places or len(nodes) < 2 or not stays:
             return []
-        first = {node_id: number * gpus_per_node for number, node_id in enumerate(nodes)}
+        starts = accumulate((count for _, count in nodes), initial=0)
+        first = {node_id: start for (node_id, _), start in zip(nodes, starts, strict=False)}
+        gpus_per_node = min(count & -count for _, count in nodes)
         promises, positions = list[CertifiedPromise](), dict[str, tuple[int, ...]]()
         for job_id, certified in self._certified.items():
             job = state.live_jobs.get(job_id)
             promises.append(CertifiedPromise(job=self._jobs.at(job_id, job, now_s), schedule=certified.schedule))
             held = job.gpus if job is not None else ()
             positions[job_id] = tuple(first[gpu.node_id] + gpu.gpu_index for gpu in held if gpu.node_id in first)
-        packing = find_packing(
-            promises, positions, EqualNodes(num_nodes=len(nodes), gpus_per_node=gpus_per_node), now_s
-        )
+        equal = EqualNodes(num_nodes=num_gpus // gpus_per_node, gpus_per_node=gpus_per_node)
+        packing = find_packing(promises, positions, equal, now_s)
         if packing is None:
             self.packings_missing += 1
             return []

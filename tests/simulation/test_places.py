@@ -17,11 +17,14 @@ RECIPE = Recipe(num_jobs=100, cluster_gpus=32, load=0.9)
 FOUR_NODES = ClusterShape(num_nodes=4, gpus_per_node=8)
 
 
-def run(policy: str, slowdown_apart: float, seed: int = 0, cluster: ClusterShape = FOUR_NODES) -> Outcome:
+def run(
+    policy: str, slowdown_apart: float, seed: int = 0, cluster: ClusterShape = FOUR_NODES, reserve_nodes: int = 0
+) -> Outcome:
     simulated_run = SimulatedRun(
         workload=generate(RECIPE, read_throughputs(bundled_throughputs()), seed),
         cluster=cluster,
         policy=policy,
+        reserve_nodes=reserve_nodes,
         slowdown_apart=slowdown_apart,
     )
     verification = simulated_run.verification()
@@ -51,15 +54,21 @@ def test_a_packing_that_does_not_hold_is_a_wrong_certificate(monkeypatch: pytest
     assert "it has no GPUs from" in outcome.failures[0]
 
 
-def test_no_packing_is_sought_where_places_are_equal_or_nodes_have_odd_sizes() -> None:
-    odd = ClusterShape(num_nodes=5, gpus_per_node=6)
-    for outcome in (run("first-come", 1.0), run("first-come", PUBLISHED_SLOWDOWN, cluster=odd)):
-        assert (outcome.packings_checked, outcome.packings_missing) == (0, 0)
+def test_no_packing_is_sought_where_places_are_equal() -> None:
+    outcome = run("first-come", 1.0)
+    assert (outcome.packings_checked, outcome.packings_missing) == (0, 0)
 
 
-def test_nodes_of_odd_sizes_too() -> None:
-    outcome = run("first-come", PUBLISHED_SLOWDOWN, cluster=ClusterShape(num_nodes=5, gpus_per_node=6))
+@pytest.mark.parametrize(
+    ("cluster", "reserve_nodes"),
+    [(ClusterShape(num_nodes=5, gpus_per_node=6), 0), (ClusterShape(num_nodes=5, gpus_per_node=8), 1)],
+    ids=["nodes of odd sizes", "a node in reserve"],
+)
+def test_other_pools_too(cluster: ClusterShape, reserve_nodes: int) -> None:
+    outcome = run("first-come", PUBLISHED_SLOWDOWN, cluster=cluster, reserve_nodes=reserve_nodes)
     assert (outcome.result.num_late(), outcome.certificate_failures) == (0, 0)
+    assert outcome.packings_checked
+    assert outcome.packings_missing == 0
 
 
 def test_a_baseline_that_spreads_jobs_is_slower_than_where_places_are_equal() -> None:
