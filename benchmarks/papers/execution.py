@@ -60,9 +60,9 @@ class Inputs:
             return "all places are equally fast"
         return (
             f"on eight nodes instead of one a job of any model takes {self.slowdown_apart:g} times as long, a third of "
-            "it for each doubling beyond the fewest nodes that fit; all policies place by the same rules, but only "
-            "ElasticFlow and ours migrate jobs with a deadline for whole blocks; the others know one speed for each "
-            "number of GPUs; the bound has the fastest places"
+            "the extra time for each doubling beyond the fewest nodes that fit; all policies place by the same rules, "
+            "but only ElasticFlow and ours migrate jobs with a deadline for whole blocks; the others know one speed for "
+            "each number of GPUs; the bound has the fastest places"
         )
 
     def has(self, jobs: Jobs) -> bool:
