@@ -61,8 +61,8 @@ class Inputs:
         return (
             f"on eight nodes instead of one a job of any model takes {self.slowdown_apart:g} times as long, a third of "
             "the extra time for each doubling beyond the fewest nodes that fit; all policies place by the same rules, "
-            "but only ElasticFlow and ours migrate jobs with a deadline for whole blocks; the others know one speed for "
-            "each number of GPUs; the bound has the fastest places"
+            "but only ElasticFlow and ours migrate jobs with a deadline for whole blocks; the others know one speed "
+            "for each number of GPUs; the bound has the fastest places"
         )
 
     def has(self, jobs: Jobs) -> bool:
