@@ -525,6 +525,14 @@ _NODES = (
         loses="jobs in fragments, because small jobs stand in the middle of large blocks",
     ),
     Mutation(
+        name="a run measured closer together than promised",
+        file="services/placement/policy.py",
+        old="        measured_level=measured_level,\n",
+        new="",
+        tests=("tests/unit/services/placement/test_measured_levels.py",),
+        loses="a job is rejected for a bound of its speed, although GPUs to measure it on were free",
+    ),
+    Mutation(
         name="padding beside a worker",
         file="services/executor/decisions/policy.py",
         old="if since_s < CARRIES_A_JOB and gpu not in used)",

@@ -23,6 +23,7 @@ from benchmarks.timing import new_workers
 from elasticflow.shared.library_imports import INTERRUPTED
 from elasticflow.shared.runtime.process.logs import configure_logs
 from elasticflow.simulator.command_inputs import make_folder, note, reporting_errors
+from elasticflow.simulator.timing.training_time import PUBLISHED_SLOWDOWN
 from elasticflow.simulator.trace.plots import require_matplotlib
 
 
@@ -52,6 +53,10 @@ def main(
     ] = RESULTS,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that --out has; else all are run.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = (os.cpu_count() or 1),
+    slowdown_apart: Annotated[
+        float,
+        typer.Option(metavar="F", min=1, max=100, help="Of a job on eight nodes instead of one; 1: places are equal."),
+    ] = PUBLISHED_SLOWDOWN,
 ) -> None:
     """Simulate what four papers report, and compare. With --live also train real workers on CPU slots.
 
@@ -72,7 +77,7 @@ def main(
         all_analogues = read_analogues(claims.figures, MEASURES)
         analogues = chosen_analogues(all_analogues, figures)
         reasons = read_reasons(claims.figures, all_analogues)
-        inputs = Inputs(traces, throughputs, claims.generator)
+        inputs = Inputs(traces, throughputs, claims.generator, slowdown_apart)
         assert inputs.tables.models  # an error in them ends the command here
         runs = all_runs(claim for figure in figures for claim in figure.claims)
         # a wrong trace ends the command here, before anything is deleted
@@ -91,6 +96,7 @@ def main(
     about = {
         "traces": ", ".join(file.stem for file in csv_files(traces)) if traces else "none",
         "throughputs": throughputs.name if throughputs else "the project's own",
+        "places": inputs.places_in_words,
         "CPU time of all runs": f"{store.cpu_s:,.0f} s",
         "machine": machine(),
     }

@@ -21,6 +21,7 @@ from benchmarks.scheduling.workloads import cluster_of
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.report.figures import due_after, mixed
+from elasticflow.simulator.timing.training_time import PUBLISHED_SLOWDOWN
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
@@ -33,11 +34,12 @@ _CODE = ("shared", "services", "simulator", "benchmarks/papers")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """traces: None without a folder. throughputs: None for the project's own tables."""
+    """traces: None without a folder. throughputs: None for the project's own tables. slowdown_apart: see `Places`."""
 
     traces: Path | None
     throughputs: Path | None
     generator: GeneratorSettings
+    slowdown_apart: float = PUBLISHED_SLOWDOWN
 
     @property
     def tables(self) -> Throughputs:
@@ -46,8 +48,22 @@ class Inputs:
     @property
     def in_words(self) -> str:
         """The inputs as options of the command, with a space behind each."""
-        given = {"--traces": self.traces, "--throughputs": self.throughputs}
-        return "".join(f"{option} {shlex.quote(str(path))} " for option, path in given.items() if path is not None)
+        given: dict[str, object] = {"--traces": self.traces, "--throughputs": self.throughputs}
+        if self.slowdown_apart != PUBLISHED_SLOWDOWN:
+            given["--slowdown-apart"] = f"{self.slowdown_apart:g}"
+        return "".join(f"{option} {shlex.quote(str(value))} " for option, value in given.items() if value is not None)
+
+    @property
+    def places_in_words(self) -> str:
+        """What the runs assume about the speed of a job by the nodes that its GPUs are on."""
+        if self.slowdown_apart <= 1:
+            return "all places are equally fast"
+        return (
+            f"on eight nodes instead of one a job of any model takes {self.slowdown_apart:g} times as long, a third of "
+            "the extra time for each doubling beyond the fewest nodes that fit; all policies place by the same rules, "
+            "but only ElasticFlow and ours migrate jobs with a deadline for whole blocks; the others know one speed "
+            "for each number of GPUs; the bound has the fastest places"
+        )
 
     def has(self, jobs: Jobs) -> bool:
         """Whether these jobs can be made."""
@@ -75,7 +91,7 @@ class Inputs:
         """The digest of all files and settings that results depend on."""
         traces = csv_files(self.traces) if self.traces is not None else []
         files = [*csv_files(self.throughputs or bundled_throughputs()), *traces]
-        return _digest(files, begin=repr(self.generator) + code_digest())
+        return _digest(files, begin=f"{self.generator!r}{self.slowdown_apart}{code_digest()}")
 
     def _file(self, jobs: Jobs) -> Path:
         assert self.traces is not None
@@ -133,6 +149,7 @@ def _numbers(run: Run, inputs: Inputs) -> Numbers:
         cluster=cluster_of(run.num_gpus),
         policy="first-come" if run.contestant == BOUND else run.contestant.policy,
         overhead=run.contestant.overhead,
+        slowdown_apart=inputs.slowdown_apart,
     )
     if run.contestant == BOUND:
         num_slo = sum(job.job_class is JobClass.SLO for job in workload.jobs)

@@ -32,9 +32,11 @@ from elasticflow.services.placement.due_jobs import (
     shrunk_to_survivors,
 )
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
+from elasticflow.shared.frozen_values import memoize_recent
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.gpus import GpuId, segments
+from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool, profiling_loans
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves, ScalingCurve, placement_curves
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
@@ -43,6 +45,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     iteration_at,
     known_curve,
     migration_cost_of,
+    promised_levels,
     resize_cost_of,
     stalled_until_s,
 )
@@ -58,10 +61,11 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
+from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.nodes import ending_nodes, without_awaited_nodes
 from elasticflow.shared.state.policy import Policy, planner
 from elasticflow.shared.state.pool import PoolState, slow_gpus_at, spec_of
-from elasticflow.shared.state.topology import CLUSTER, pool_topology
+from elasticflow.shared.state.topology import CLUSTER, Level, pool_topology
 
 LONGEST_STAY_S = 600.0  # no job is expected to keep its GPUs for longer, because the pool changes
 
@@ -191,13 +195,18 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
             return inf
         return displacement_gpu_seconds(state, job, benefit, now_s, cache.curves, replans=asked.replans)
 
+    @remember
+    def measured_level(job_id: str) -> Level | None:
+        job = state.live_jobs.get(job_id)
+        return None if job is None else level_to_measure(state, job, wanted[job_id])
+
     migration_rules = MigrationRules(
         movable={job.job_id for job in unplanned if _may_move(state, job)} if not slow else set(),
         migration_benefit=benefit,
         claims=claims.keys(),
         displacement_cost=displacement_cost,
         given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
-        is_measured=lambda job_id: job_id in state.live_jobs and _is_measured(state, job_id, wanted[job_id]),
+        measured_level=measured_level,
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
@@ -205,11 +214,19 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
     return replace(placement, gpus_by_job=own)
 
 
-def _is_measured(state: PoolState, job_id: str, num_gpus: int) -> bool:
-    """Whether the job is to measure a speed on so many GPUs: in a profiling run, or by a scaling probe."""
-    job = state.live_jobs[job_id]
-    curve = state.curves.get(spec_of(job).profile_key)
-    return job.phase is Phase.PROFILING or (curve is not None and curve.is_probed_by(num_gpus))
+def level_to_measure(state: PoolState, job: Job, num_gpus: int) -> Level | None:
+    """What connects so many GPUs where a promise counts on them, if the job is to measure its speed there; else None.
+
+    In a profiling run or by a scaling probe; and where a promise counts on a bound, because GPUs were measured that are
+    connected better: then by the next job without a promise that gets so many (docs/adr/0122).
+    """
+    if num_gpus < 2:
+        return None
+    curve, level = state.curves.get(spec_of(job).profile_key), _level_of(promised_levels(state), num_gpus)
+    if job.phase is Phase.PROFILING or (curve is not None and curve.is_probed_by(num_gpus)):
+        return level
+    is_open = job.phase is Phase.ADMITTED and not job.promised and curve is not None and curve.complete
+    return level if is_open and curve is not None and curve.is_bounded(num_gpus, level) else None
 
 
 def _gpus_that_leave(state: PoolState, cache: PlanningCache) -> Iterator[GpuId]:
@@ -245,10 +262,29 @@ def _next_due_s(state: PoolState) -> float | None:
 
 
 def _may_move(state: PoolState, job: Job) -> bool:
-    """Whether the job trains without a promise. A start or a profiling run is not disturbed; nor does a job move that
+    """Whether the job trains without a promise. A start or a measurement is not disturbed; nor does a job move that
     might return to GPUs that it has given up."""
     trains = job.training and job.phase is Phase.ADMITTED and not job.promised
-    return trains and not job.reserved_gpus and not job.num_added_gpus and not given_up_gpus(state, job.job_id)
+    may_move = trains and not job.reserved_gpus and not job.num_added_gpus and not given_up_gpus(state, job.job_id)
+    bounded = _bounded_profiles(state.curves, promised_levels(state)) if may_move else frozenset[str]()
+    measures = bool(bounded) and spec_of(job).profile_key in bounded
+    return may_move and not (measures and level_to_measure(state, job, job.num_gpus) is not None)
+
+
+@memoize_recent  # each decision asks for it, for each job, and few events change curves
+def _bounded_profiles(curves: Map[str, MeasuredCurve], levels: tuple[Level, ...]) -> frozenset[str]:
+    """The profiles of which some number of GPUs is to be measured where a promise counts on it."""
+    return frozenset(
+        key
+        for key, curve in curves.items()
+        if (curve.bounded or curve.counted_level)
+        and any(curve.is_bounded(each, _level_of(levels, each)) for each in curve.iterations_per_s)
+    )
+
+
+def _level_of(levels: tuple[Level, ...], num_gpus: int) -> Level:
+    size = num_gpus.bit_length() - 1
+    return levels[size] if size < len(levels) else CLUSTER
 
 
 def _migration_benefit(

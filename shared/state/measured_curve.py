@@ -90,6 +90,12 @@ class MeasuredCurve:
         """Whether a job on so many GPUs is the scaling probe: their speed is not known yet."""
         return num_gpus == self.probed_to and num_gpus not in self.iterations_per_s
 
+    def is_bounded(self, num_gpus: int, level: int) -> bool:
+        """Whether of so many GPUs only better places than a block that is connected so are known."""
+        if num_gpus not in self.iterations_per_s:
+            return False
+        return num_gpus in self.bounded or self.speed_at(num_gpus, level) is None
+
     @property
     def complete(self) -> bool:
         """The profiling run is over: promises may use the curve."""

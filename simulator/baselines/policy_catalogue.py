@@ -358,6 +358,7 @@ def _never(accounting: JobAccounting) -> None:
 
 AdmissionPolicy = Literal["first-come", "selective"]
 OURS: tuple[AdmissionPolicy, ...] = ("selective", "first-come")
+WITH_BLOCKS = (*OURS, "elasticflow-algorithms")  # jobs migrate for each other's buddy blocks: ElasticFlow, section 4.3
 
 _BASELINES: tuple[Baseline, ...] = (
     ElasticFlowAlgorithms(),

@@ -128,6 +128,8 @@ def _rows(n: Numbers) -> Iterator[tuple[str, str]]:
         checked = f"{n['certificates_checked']:,} checked, {failed:,} wrong"
         yield "certificates", f"{checked}; {unproven:,} rejections without a proof"
         yield "places", f"{n['placements_checked']:,} of promised jobs checked, {n['promised_apart']:,} apart"
+        if found := n["packings_checked"] + n["packings_missing"]:
+            yield "packings", f"{n['packings_checked']:,} of {found:,} plans with all migrations paid"
     yield "computed in", f"{n['wall_s']:,.1f} s, {n['peak_rss_mb']:,.0f} MB of memory; --json has every number"
 
 

@@ -26,10 +26,10 @@ AT_ONCE_S = 1e-3  # until a lost node is detected
 class SimulatedPool:
     """The policies of a pool, which decide in their order, and its settings.
 
-    policies: None: the services' own. migrates_promised: False for baselines, which promise nothing and know one speed
-    for each number of GPUs. config: settings of a live pool, whose monitor corrects the curves; None: policies know the
-    true curves and costs. by_front: jobs of the workload arrive only by `submit`, from a front that has several such
-    pools.
+    policies: None: the services' own. migrates_promised: whether jobs with a deadline migrate for blocks; False for
+    baselines that know one speed for each number of GPUs. config: settings of a live pool, whose monitor corrects the
+    curves; None: policies know the true curves and costs. by_front: jobs of the workload arrive only by `submit`, from
+    a front that has several such pools.
     """
 
     policies: Mapping[str, Policy[Any]] | None = None

@@ -12,7 +12,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import BestEffortRule
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.baselines.baseline import UserRequest
-from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, policies_named
+from elasticflow.simulator.baselines.policy_catalogue import BASELINES, OURS, WITH_BLOCKS, policies_named
 from elasticflow.simulator.timing.overhead import Overhead, overhead_model
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY, PUBLISHED_SLOWDOWN, Places
 from elasticflow.simulator.trace.cluster_state import TrainingModel
@@ -210,7 +210,7 @@ class SimulatedRun:
             best_effort=self.best_effort,
             reserve_nodes=self.reserve_nodes,
             confidence=self.confidence,
-            migrates_promised=self.policy in OURS,
+            migrates_promised=self.policy in (OURS if self.places is None else WITH_BLOCKS),
             by_front=self.by_front,
         )
         deviations = Deviations(failures=self.failures, ends=self.ends, noise=self.noise)
@@ -250,6 +250,8 @@ class Outcome:
     unproven: int | None  # rejections without a proof: the search found no plan
     placements_checked: int | None  # of promised jobs
     promised_apart: int | None  # of these, on more nodes than a block needs
+    packings_checked: int | None  # over time, of promised jobs, with their migrations paid
+    packings_missing: int | None  # sought and not found
     failures: tuple[str, ...]  # what is wrong with certificates, one sentence each
     wall_s: float
     peak_rss_mb: float  # of the whole process so far
@@ -278,6 +280,8 @@ class Outcome:
             "unproven": self.unproven,
             "placements_checked": self.placements_checked,
             "promised_apart": self.promised_apart,
+            "packings_checked": self.packings_checked,
+            "packings_missing": self.packings_missing,
             "wall_s": round(self.wall_s, 3),
             "peak_rss_mb": round(self.peak_rss_mb, 1),
             "partial": result.partial,
@@ -301,6 +305,8 @@ def execute(
         unproven=verification.unproven if verification else None,
         placements_checked=verification.blocks.placements if verification else None,
         promised_apart=verification.blocks.apart if verification else None,
+        packings_checked=verification.packings_checked if verification else None,
+        packings_missing=verification.packings_missing if verification else None,
         failures=tuple(verification.failures) if verification else (),
         wall_s=time.perf_counter() - began_s,
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

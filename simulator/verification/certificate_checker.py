@@ -6,10 +6,12 @@ to n GPUs, from another number or from none, stops for the stop of n and holds t
 iterations a second.
 Promised numbers of GPUs are powers of two, and fit at once. So they fit as whole buddy blocks too, with migrations
 between two instants: N GPUs have floor(N / 2^s) blocks of 2^s, and the largest jobs take theirs first (docs/adr/0107).
+That the jobs which migrate can pay for it is shown by a packing over time (`packing_checker`).
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
 
@@ -100,8 +102,21 @@ def _amended(promised: CertifiedJob, job: CertifiedJob) -> str | None:
     return None if promised.deadline_s == job.deadline_s else f"it was promised for {promised.deadline_s} s"
 
 
-def _broken(promise: CertifiedPromise, now_s: float) -> str | None:
-    """Why this is no schedule of its job, or leaves it late: all iterations end by the deadline, to the last bit."""
+def runs_from(promise: CertifiedPromise, now_s: float) -> list[Held]:
+    """When a job holds one number of GPUs without a change, from `now_s` on."""
+    found = list[Held]()
+    for start_s, end_s, num_gpus in promise.schedule:
+        if end_s <= now_s:
+            continue
+        if found and (found[-1].end_s, found[-1].num_gpus) == (start_s, num_gpus):
+            found[-1] = Held(found[-1].start_s, end_s, num_gpus)
+        else:
+            found.append(Held(max(start_s, now_s), end_s, num_gpus))
+    return found
+
+
+def spare_iterations(promise: CertifiedPromise, now_s: float) -> Fraction | str:
+    """What its schedule does beyond the work that is left, to the last bit; or why it is no schedule of its job."""
     job, free_s, (levels, per_iteration) = promise.job, -math.inf, _exactly(promise.job.levels)
     times_s = [now_s, job.deadline_s, job.stalled_until_s]
     for start_s, end_s, num_gpus in promise.schedule:
@@ -122,10 +137,15 @@ def _broken(promise: CertifiedPromise, now_s: float) -> str | None:
                 ready = start + stop
             done += rate * max(min(end, deadline) - max(start, ready), 0)
             held, until = num_gpus, end
-    remaining, parts = job.remaining_iterations.as_integer_ratio()
-    if done * parts < remaining * per_s * per_iteration:
-        return f"its schedule does not end it by {job.deadline_s} s"
-    return None
+    return Fraction(done, per_s * per_iteration) - Fraction(job.remaining_iterations)
+
+
+def _broken(promise: CertifiedPromise, now_s: float) -> str | None:
+    """Why this is no schedule of its job, or leaves it late: all iterations end by the deadline."""
+    spare = spare_iterations(promise, now_s)
+    if isinstance(spare, str):
+        return spare
+    return f"its schedule does not end it by {promise.job.deadline_s} s" if spare < 0 else None
 
 
 @lru_cache(maxsize=1 << 12)

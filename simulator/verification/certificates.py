@@ -1,11 +1,13 @@
 """Certificates: what a decision of admission claims, in plain numbers that anyone can check.
 
 An admission carries the whole schedule of every promise that it changes; a rejection carries an infeasibility
-certificate. The types here are independent of the scheduler's: `certificate_checker` shares no code with what it
-checks. Both survive JSON without the loss of a bit.
+certificate. A packing shows on which blocks all schedules are, and that those who move can pay (docs/adr/0123). The
+types here are independent of the scheduler's: `certificate_checker` shares no code with what it checks. All survive
+JSON without the loss of a bit.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -36,6 +38,15 @@ class GpusFrom(NamedTuple):
 
     from_s: float
     num_gpus: int
+
+
+class Packed(NamedTuple):
+    """The GPUs of a job from an instant on: blocks of `size` GPUs that begin at these positions."""
+
+    job_id: str
+    from_s: float
+    size: int
+    starts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +112,24 @@ class RejectionCertificate:
     later: tuple[GpusFrom, ...] = ()
 
 
-Certificate = PromiseCertificate | RejectionCertificate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingCertificate:
+    """All promised jobs have whole blocks at each instant, and those that move for that can pay the stops.
+
+    positions: of the GPUs that each job has now, in the order of the nodes; a job that has just begun has none.
+    packing: the blocks of each job from each instant on. gpus_per_node: the largest power of two that divides the
+    number of GPUs of each node.
+    """
+
+    now_s: float
+    num_gpus: int
+    gpus_per_node: int
+    promises: tuple[CertifiedPromise, ...]
+    positions: Mapping[str, tuple[int, ...]]
+    packing: tuple[Packed, ...]
+
+
+Certificate = PromiseCertificate | PackingCertificate | RejectionCertificate
 _CERTIFICATE: TypeAdapter[Certificate] = TypeAdapter(Certificate)
 
 

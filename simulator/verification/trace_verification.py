@@ -12,6 +12,7 @@ next loss voids all promises again, and a rejection that cannot be proved counts
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from elasticflow.shared.frozen_values import memoize_last
@@ -42,9 +43,12 @@ from elasticflow.simulator.verification.certificates import (
     GpusFrom,
     Held,
     Level,
+    PackingCertificate,
     PromiseCertificate,
     RejectionCertificate,
 )
+from elasticflow.simulator.verification.packing_checker import check_packing
+from elasticflow.simulator.verification.packing_search import EqualNodes, find_packing
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- certified jobs ------------------------------------------------------------------------------------
@@ -130,10 +134,13 @@ class TraceVerification:
     certificates_checked: one for every promise that is made, amended or moved to another GPU type, for every rejection
     of a deadline and for every allocation.
     certificate_failures: certificates with any problem. unproven: rejections whose certificate claims no proof.
+    packings_checked: packings over time that were found, one for each new promise and each allocation.
+    packings_missing: those that were not, so that nothing shows who can pay for the migrations. None is sought where
+    places are equal, or while nodes are about to end. They hold while no more nodes are lost.
     """
 
-    def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
-        self._jobs, self._checker = CertifiedJobs(workload, resize_cost), Checker()
+    def __init__(self, workload: Workload, resize_cost: ResizeCost, *, has_places: bool = False) -> None:
+        self._jobs, self._checker, self._has_places = CertifiedJobs(workload, resize_cost), Checker(), has_places
         self._certified: dict[str, _Certified] = {}
         self._void = set[str]()  # jobs with a void promise
         self._exposed = set[str]()  # jobs that another loss may make late: once void, or promised beside such jobs
@@ -142,6 +149,7 @@ class TraceVerification:
         self._announced_s: dict[str, float] = {}  # when its end was last announced or moved, by node
         self._nodes: Map[str, NodeState] | None = None  # of which losses and ends are counted
         self.certificates_checked = self.certificate_failures = self.unproven = 0
+        self.packings_checked = self.packings_missing = 0
         self.failures: list[str] = []
 
     def decided(self, before: PoolState, events: Sequence[PlanEvent], now_s: float) -> None:
@@ -162,6 +170,7 @@ class TraceVerification:
                     problems = self._check(promises, now_s, self._plannable_gpus(before))
                     known = {job_id: before.live_jobs[job_id].planned_share for job_id in self._void}
                     self._keep_again(before, {**known, **event.planned}, now_s)
+                    problems += self._packing_problems(before, now_s)
                     self._count(now_s, [*problems, *self._held_otherwise(before, event.num_gpus_by_job)])
                 case _:
                     pass
@@ -195,7 +204,8 @@ class TraceVerification:
     def _check_new(self, state: PoolState, moved: Mapping[str, ShareSchedule], now_s: float) -> None:
         """Check a new promise, with the schedules that it moves."""
         promises = [self._promise(state, job_id, moved[job_id], now_s) for job_id in moved if job_id not in self._void]
-        self._count(now_s, self._check(promises, now_s, self._plannable_gpus(state)))
+        problems = self._check(promises, now_s, self._plannable_gpus(state))
+        self._count(now_s, [*problems, *self._packing_problems(state, now_s)])
 
     def _forget(self, state: PoolState, now_s: float) -> None:
         """End the promises of ended jobs, and void all promises if more nodes are lost than were reserved for, or if
@@ -262,6 +272,42 @@ class TraceVerification:
         return self._checker.check_promises(
             PromiseCertificate(
                 now_s=now_s, num_gpus=num_gpus, promises=tuple(promises), ended=ended, later=tuple(later)
+            )
+        )
+
+    def _packing_problems(self, state: PoolState, now_s: float) -> list[str]:
+        """Seek a packing over time of all schedules on the nodes that are up, from where the jobs are, and check it."""
+        nodes = sorted(
+            (node.node_id, node.num_gpus) for node in state.nodes.values() if node.alive and not node.draining
+        )
+        num_gpus = sum(count for _, count in nodes)
+        (_, num_plannable), *later = self._plannable_gpus(state)
+        stays = not later and num_plannable <= num_gpus and not self._exposed
+        if not self._has_places or len(nodes) < 2 or not stays:
+            return []
+        starts = accumulate((count for _, count in nodes), initial=0)
+        first = {node_id: start for (node_id, _), start in zip(nodes, starts, strict=False)}
+        gpus_per_node = min(count & -count for _, count in nodes)
+        promises, positions = list[CertifiedPromise](), dict[str, tuple[int, ...]]()
+        for job_id, certified in self._certified.items():
+            job = state.live_jobs.get(job_id)
+            promises.append(CertifiedPromise(job=self._jobs.at(job_id, job, now_s), schedule=certified.schedule))
+            held = job.gpus if job is not None else ()
+            positions[job_id] = tuple(first[gpu.node_id] + gpu.gpu_index for gpu in held if gpu.node_id in first)
+        equal = EqualNodes(num_nodes=num_gpus // gpus_per_node, gpus_per_node=gpus_per_node)
+        packing = find_packing(promises, positions, equal, now_s)
+        if packing is None:
+            self.packings_missing += 1
+            return []
+        self.packings_checked += 1
+        return check_packing(
+            PackingCertificate(
+                now_s=now_s,
+                num_gpus=num_gpus,
+                gpus_per_node=gpus_per_node,
+                promises=tuple(promises),
+                positions=positions,
+                packing=packing,
             )
         )
 
@@ -361,7 +407,10 @@ class VerificationByType:
         of_type = {gpu_type: workload.on_type(gpu_type) for gpu_type in cluster.gpu_types}
         if places is not None:
             of_type = {gpu_type: _on_blocks(each, places) for gpu_type, each in of_type.items()}
-        self._by_type = {gpu_type: TraceVerification(each, resize_cost) for gpu_type, each in of_type.items()}
+        self._by_type = {
+            gpu_type: TraceVerification(each, resize_cost, has_places=places is not None)
+            for gpu_type, each in of_type.items()
+        }
 
     @property
     def certificates_checked(self) -> int:
@@ -374,6 +423,14 @@ class VerificationByType:
     @property
     def unproven(self) -> int:
         return sum(each.unproven for each in self._by_type.values())
+
+    @property
+    def packings_checked(self) -> int:
+        return sum(each.packings_checked for each in self._by_type.values())
+
+    @property
+    def packings_missing(self) -> int:
+        return sum(each.packings_missing for each in self._by_type.values())
 
     @property
     def failures(self) -> list[str]:

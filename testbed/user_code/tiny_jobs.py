@@ -4,6 +4,7 @@ The log file of a worker (logs/<job_id>/g<generation>-r<rank>.log) identifies it
 clock.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -48,6 +49,21 @@ class Steps(ElasticJob):
         optimizer.step()
         print(f"step {self.iteration} of process {os.getpid()} ends at {time.monotonic():.6f}")
         return loss
+
+
+class OneIsSlow(Steps):
+    """The first worker that creates the file `taken` takes delay_s longer for each sample; a later one on its GPU does
+    not. hyperparameters: both, and those of `Steps`."""
+
+    def init_dataset(self):
+        with contextlib.suppress(FileExistsError):
+            Path(self.hyperparameters["taken"]).touch(exist_ok=False)
+            self._delay_s = self.hyperparameters["delay_s"]
+        return super().init_dataset()
+
+    def train(self, batch, model, optimizer):
+        time.sleep(len(batch[0]) * getattr(self, "_delay_s", 0.0))
+        return super().train(batch, model, optimizer)
 
 
 class Heavy(Steps):

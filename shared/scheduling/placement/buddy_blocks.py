@@ -10,6 +10,7 @@ positions. The free blocks of every size then follow from a few shifts of whole 
 Axes: P = positions; R = ranks in tree order; S = sizes, where s stands for 2^s GPUs. Source: ElasticFlow, section 4.3.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,6 +120,28 @@ class Blocks:
                 fullest = enough[np.argmin(counts[enough])]
                 return int.from_bytes(np.packbits(among_P & (part_P == fullest), bitorder="little"), "little")
         raise AssertionError("more GPUs wanted than are free")
+
+    def apart(self, positions: BitSet, num_gpus: int, level: Level) -> BitSet | None:
+        """`num_gpus` of these positions, at least 2, that `level` connects and no faster one; None if there are none.
+
+        As in a block, the faster parts that they are in have half of them at most. Small parts come first.
+        """
+        inner_P = next((part_P for at, part_P in reversed(self._part_by_level_P) if at < level), None)
+        outer_P = next((part_P for at, part_P in self._part_by_level_P if at >= level), None)
+        if outer_P is None:
+            return None
+        half, among_P = num_gpus // 2, self._bools_P(positions)
+        for part in np.unique(outer_P[among_P]):
+            here = np.flatnonzero(among_P & (outer_P == part)).tolist()
+            inside = defaultdict[int, list[int]](list)
+            for position in here:
+                inside[position if inner_P is None else int(inner_P[position])].append(position)
+            chosen = list[int]()
+            for part_here in sorted(inside.values(), key=lambda each: (len(each) < half, abs(len(each) - half), each)):
+                chosen += part_here[: min(half, num_gpus - len(chosen))]
+            if len(chosen) == num_gpus:
+                return bits(chosen)
+        return None
 
     def counts(self, positions: BitSet, s: int) -> _Ints:
         """How many of `positions` lie in each block of 2^s GPUs, by position / 2^s."""
@@ -254,6 +277,10 @@ class FreeBlocks:
                 chosen, part, whole = chosen | piece, part & ~piece, whole & ~piece
                 num_gpus -= 1 << s
         return chosen
+
+    def apart(self, num_gpus: int, level: Level) -> BitSet | None:
+        """Free GPUs that `level` connects and no faster one, none of them avoided; None if there are too few."""
+        return self._blocks.apart(self.positions & ~self._avoided, num_gpus, level)
 
     def _closest(self, num_gpus: int) -> BitSet:
         """Free positions of the lowest part of the tree that has enough; without avoided ones if a part of the same

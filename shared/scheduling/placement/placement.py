@@ -69,8 +69,8 @@ class MigrationRules:
     claims: jobs with a claim to a block. displacement_cost(job_id): GPU-seconds that a migration costs which another
     job's claim forces on a job; inf if it must not migrate.
     given_up: by job whose number of GPUs changes, those that it gets only if too few others are free.
-    is_measured(job_id): whether a speed of the job is measured. It gets the worst free block of its size, as promises
-    count on it.
+    measured_level(job_id): what connects the GPUs on which a promise counts, if the speed of the job there is to be
+    measured; else None. It gets the worst free block of its size, or free GPUs as far apart (docs/adr/0122).
     """
 
     movable: Set[str]
@@ -78,7 +78,7 @@ class MigrationRules:
     claims: Set[str] = frozenset()
     displacement_cost: Callable[[str], float] = lambda job_id: inf
     given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
-    is_measured: Callable[[str], bool] = lambda job_id: False
+    measured_level: Callable[[str], Level | None] = lambda job_id: None
 
 
 def place(
@@ -250,21 +250,37 @@ class PlacementBuilder:
         return migration_benefit.gained_gpu_seconds(level, closer) > migration_benefit.lost_gpu_seconds
 
     def _best_fit(self, job_id: str, size: int, among: BitSet = -1) -> int | None:
-        return self._free.best_fit(size, among, worst_level=self._is_measured(job_id))
+        return self._free.best_fit(size, among, worst_level=self._measured_level(job_id) is not None)
 
-    def _is_measured(self, job_id: str) -> bool:
-        return self._migration_rules is not None and self._migration_rules.is_measured(job_id)
+    def _measured_level(self, job_id: str) -> Level | None:
+        return None if self._migration_rules is None else self._migration_rules.measured_level(job_id)
 
     def _is_better_than_needed(self, job_id: str, size: int, start: int) -> bool:
-        """Whether the speed of the job is to be measured, and a free block is connected worse than this one."""
-        if not self._is_measured(job_id):
+        """Whether the speed of the job is to be measured, and free GPUs are connected worse than this block."""
+        if self._measured_level(job_id) is None:
             return False
         worst = self._best_fit(job_id, size)
         level = self._blocks.level_of_block(size, start)
-        return worst is not None and level < self._blocks.level_of_block(size, worst)
+        is_better = worst is not None and level < self._blocks.level_of_block(size, worst)
+        return is_better or self._apart_to_measure(job_id, size, start) is not None
+
+    def _apart_to_measure(self, job_id: str, size: int, start: int | None) -> BitSet | None:
+        """Free GPUs that are connected as badly as a promise counts on, for a job whose speed is to be measured there.
+
+        None if the block is, or if there are none. Jobs with a claim keep to blocks.
+        """
+        level = self._measured_level(job_id)
+        if level is None or not size or self._has_claim(job_id):
+            return None
+        if start is not None and self._blocks.level_of_block(size, start) >= level:
+            return None
+        return self._free.apart(1 << size, level)
 
     def _find_block(self, job_id: str, size: int) -> None:
         start = self._best_fit(job_id, size)
+        if (apart := self._apart_to_measure(job_id, size, start)) is not None:
+            self._take(job_id, apart)
+            return
         if start is None:
             fragments = self._free.fragments(1 << size)
             start = self._block_after_migrations(job_id, size, self._blocks.level(fragments)) if self._movable else None

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.papers.claims import Figure, chosen, share_with_time_enough
+from benchmarks.papers.claims import Contestant, Figure, chosen, share_with_time_enough
 from benchmarks.papers.claims_file import read_claims
-from benchmarks.papers.execution import LIKE, Inputs, Store, alone, csv_files, further_figures
+from benchmarks.papers.execution import LIKE, Inputs, Store, alone, csv_files, execute_run, further_figures
 from benchmarks.papers.published_jobs import GeneratorSettings, Seeds, published_jobs
 from benchmarks.papers.report import markdown
 from benchmarks.papers.rows import sections
@@ -47,6 +47,26 @@ def generated(seed: int, deadlines: int = 1) -> Workload:
 def test_the_command_for_one_figure_names_the_folders_that_were_given() -> None:
     assert Inputs(None, None, SETTINGS).in_words == ""
     assert Inputs(Path("my traces"), Path("tables"), SETTINGS).in_words == "--traces 'my traces' --throughputs tables "
+    slower = Inputs(None, None, SETTINGS, slowdown_apart=1.5)
+    assert slower.in_words == "--slowdown-apart 1.5 "
+
+
+def test_the_report_says_what_it_assumes_about_places() -> None:
+    counted, equal = Inputs(None, None, SETTINGS), Inputs(None, None, SETTINGS, slowdown_apart=1.0)
+    assert "takes 2.17 times as long" in counted.places_in_words
+    assert equal.places_in_words == "all places are equally fast"
+    assert counted.digest() != equal.digest()  # so that --resume mixes no runs of both
+
+
+def test_jobs_of_a_baseline_that_are_spread_over_nodes_are_slower_in_its_runs() -> None:
+    jobs = Jobs(num_jobs=30, mean_gap_s=200.0, seed=1, deadline_seed=1)
+    run = Run(jobs=jobs, num_gpus=16, contestant=Contestant(policy="tiresias"))
+    generator, makespans_h = read_claims().generator, list[float]()
+    for slowdown in (1.0, 100.0):
+        numbers = execute_run(run, Inputs(None, None, generator, slowdown_apart=slowdown))["numbers"]
+        assert isinstance(numbers, dict)
+        makespans_h.append(numbers["makespan_h"])
+    assert makespans_h[0] < makespans_h[1]
 
 
 def test_generated_jobs_follow_the_settings() -> None:

@@ -1,6 +1,8 @@
 """Promised jobs have whole blocks: jobs make room for each other, and what may not move stays."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
 from math import inf
 
 import pytest
@@ -11,7 +13,7 @@ from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
 from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks
 from elasticflow.shared.scheduling.placement.placement import MigrationBenefit, MigrationRules, Placement, place
-from elasticflow.shared.state.topology import CLUSTER, Node, Topology
+from elasticflow.shared.state.topology import CLUSTER, NODE, RACK, SOCKET, Node, Topology
 from testbed.histories import gpus
 
 NO_BENEFIT = MigrationBenefit(curves=PlacementCurves(None, {}), num_gpus=1, stay_s=0.0, stop_s=1.0)
@@ -136,8 +138,9 @@ UNEQUAL_NODES = Topology((Node("a", 4), Node("b", 2), Node("c", 2)))
 MEASURES = MigrationRules(
     movable=frozenset(),
     migration_benefit=lambda job_id: NO_BENEFIT,
-    is_measured=lambda job_id: job_id == "measured",
+    measured_level=lambda job_id: CLUSTER if job_id == "measured" else None,
 )
+WITHIN_A_NODE = replace(MEASURES, measured_level=lambda job_id: NODE if job_id == "measured" else None)
 
 
 @pytest.mark.parametrize("held", [(), gpus("a:0"), gpus("a:0", "a:1")])
@@ -148,20 +151,65 @@ def test_a_measured_job_gets_the_worst_block_that_a_promise_may_get(held: tuple[
     assert placement.gpus_by_job["other"] == gpus("a:0", "a:1", "a:2", "a:3")
 
 
-@pytest.mark.parametrize(("others", "avoided"), [({"other": gpus("c:0")}, ()), ({}, gpus("b:0"))])
-def test_a_measured_job_gets_a_better_block_where_no_other_is_free(
-    others: dict[str, tuple[GpuId, ...]], avoided: tuple[GpuId, ...]
+@pytest.mark.parametrize(
+    ("others", "avoided", "expected"),
+    [
+        pytest.param({"other": gpus("c:0")}, (), gpus("a:0", "a:1", "b:0", "b:1"), id="one is taken"),
+        pytest.param({}, gpus("b:0"), gpus("a:0", "a:1", "c:0", "c:1"), id="one is slow, or leaves soon"),
+    ],
+)
+def test_a_measured_job_is_apart_as_the_worst_block_is_where_that_is_not_free(
+    others: dict[str, tuple[GpuId, ...]], avoided: tuple[GpuId, ...], expected: tuple[GpuId, ...]
 ) -> None:
-    """A slow GPU, or one that leaves soon, is none to measure on."""
+    """Half of its GPUs are on each of two nodes: on node a alone, its speed would say nothing about the promise."""
     placement = place(UNEQUAL_NODES, others, {"measured": 4, **dict.fromkeys(others, 1)}, MEASURES, avoided=avoided)
+    assert placement.gpus_by_job["measured"] == expected
+
+
+@pytest.mark.parametrize("rules", [MEASURES, WITHIN_A_NODE], ids=["no other GPUs are free", "a promise needs no more"])
+def test_a_measured_job_gets_a_better_block_where_none_is_free_that_is_as_far_apart(rules: MigrationRules) -> None:
+    others = {"b": gpus("b:0", "b:1"), "c": gpus("c:0", "c:1")} if rules is MEASURES else {"c": gpus("c:0")}
+    wanted = {"measured": 4, **{job_id: len(held) for job_id, held in others.items()}}
+    placement = place(UNEQUAL_NODES, others, wanted, rules)
     assert placement.gpus_by_job["measured"] == gpus("a:0", "a:1", "a:2", "a:3")
 
 
-def test_a_measured_job_grows_on_its_node_where_no_worse_block_is_free() -> None:
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        pytest.param(WITHIN_A_NODE, gpus("d:0", "d:1", "d:2", "d:3"), id="a node is as bad"),
+        pytest.param(MEASURES, gpus("b:0", "b:1", "d:0", "d:1"), id="a promise counts on several nodes"),
+    ],
+)
+def test_a_measured_job_grows_where_it_is_unless_a_promise_counts_on_worse(
+    rules: MigrationRules, expected: tuple[GpuId, ...]
+) -> None:
     topology = Topology((*UNEQUAL_NODES.nodes, Node("d", 4)))
-    current = {"other": gpus("c:0"), "measured": gpus("d:0")}
-    placement = place(topology, current, {"measured": 4, "other": 1}, MEASURES)
-    assert placement.gpus_by_job["measured"] == gpus("d:0", "d:1", "d:2", "d:3")
+    current = {"other": gpus("c:0"), "held": gpus("a:0", "a:1", "a:2", "a:3"), "measured": gpus("d:0")}
+    placement = place(topology, current, {"measured": 4, "other": 1, "held": 4}, rules)
+    assert placement.gpus_by_job["measured"] == expected
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    taken=st.sets(st.integers(0, 29)),
+    size=st.integers(1, 3),
+    level=st.sampled_from([SOCKET, NODE, RACK, CLUSTER]),
+)
+def test_gpus_that_are_apart_are_connected_by_that_level_alone(
+    sizes: list[int], taken: set[int], size: int, level: int
+) -> None:
+    nodes = tuple(Node(f"n{at}", num, sockets=1 + num % 2, rack=f"r{at % 2}") for at, num in enumerate(sizes))
+    blocks = Blocks(Topology(nodes))
+    free = blocks.every_position & ~sum(1 << at for at in taken if at < sum(sizes))
+    found = blocks.apart(free, 1 << size, level)
+    if found is None:
+        pairs = combinations(blocks.members(free), 2) if size == 1 else ()
+        assert all(blocks.level(1 << one | 1 << other) != level for one, other in pairs)
+        return
+    assert found & ~free == 0
+    assert found.bit_count() == 1 << size
+    assert blocks.level(found) == level
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,231 @@
+"""Searches a packing over time: on which blocks each promised job is, who moves for whom, and who pays for it.
+
+The result is a claim that `packing_checker` checks; it is none of the scheduler's. The search is greedy: at each
+instant at which schedules change, jobs that end go first, then those that begin are placed, largest first, best fit.
+Where no block is free, smaller jobs move out of one, each at the cost of a stop from what its own schedule spares.
+Positions are GPUs of equal nodes, each a power of two. A job of more than a node needs any whole nodes (docs/adr/0107).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby
+from math import inf
+
+from elasticflow.simulator.verification.certificate_checker import runs_from, spare_iterations
+from elasticflow.simulator.verification.certificates import CertifiedPromise, Packed
+
+MAX_BLOCKS_TRIED = 4  # for one job: each moves others, and takes them back if one of them finds no place
+_MARGIN = 1e-6  # of a stop: payments are floats here, and whole numbers in the check
+_Order = Callable[[int, float], tuple[float, float]]
+# which block is emptied first, by the GPUs that leave and the moves that their jobs can pay at least
+_ORDERS: tuple[_Order, ...] = (
+    lambda num_gpus, moves: (num_gpus, -moves),
+    lambda num_gpus, moves: (-moves, num_gpus),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualNodes:
+    """gpus_per_node: a power of two. Nodes of several or odd sizes count as several of the largest one that divides all
+    sizes: the worst block of more GPUs consists of such parts, and a job has them anywhere (`Blocks.unit`)."""
+
+    num_nodes: int
+    gpus_per_node: int
+
+
+def find_packing(
+    promises: Sequence[CertifiedPromise], positions: Mapping[str, tuple[int, ...]], nodes: EqualNodes, now_s: float
+) -> tuple[Packed, ...] | None:
+    """The blocks of each job from each instant on; None if none is found. positions: of the GPUs that jobs have now."""
+    spare = {promise.job.job_id: spare_iterations(promise, now_s) for promise in promises}
+    spare_by_job = {job_id: -inf if isinstance(each, str) else float(each) for job_id, each in spare.items()}
+    searches = (_Search(nodes, spare_by_job, order) for order in _ORDERS)
+    return next((found for each in searches if (found := each.run(promises, positions, now_s)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a node: a block, free or held."""
+
+    node: int
+    start: int
+    size: int
+
+    @property
+    def bits(self) -> int:
+        return ((1 << self.size) - 1) << self.start
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """taken: positions of each node, as bits. here: the jobs on each node. spare: iterations of each job."""
+
+    taken: list[int]
+    here: list[dict[str, _Part]]
+    spare: dict[str, float]
+    parts: dict[str, list[_Part]] = field(default_factory=dict[str, list[_Part]])
+
+    def copy(self) -> "_Nodes":
+        return _Nodes(self.taken[:], [dict(each) for each in self.here], dict(self.spare), dict(self.parts))
+
+    def put(self, job_id: str, parts: list[_Part]) -> None:
+        for part in parts:
+            self.taken[part.node] |= part.bits
+            self.here[part.node][job_id] = part
+        self.parts[job_id] = parts
+
+    def remove(self, job_id: str) -> None:
+        for part in self.parts.pop(job_id):
+            self.taken[part.node] &= ~part.bits
+            del self.here[part.node][job_id]
+
+    def within(self, block: _Part) -> list[str]:
+        """The jobs on any GPU of a block."""
+        return [job_id for job_id, part in self.here[block.node].items() if part.bits & block.bits]
+
+
+class _Search:
+    def __init__(self, nodes: EqualNodes, spare_by_job: Mapping[str, float], order: _Order) -> None:
+        self._gpus_per_node, self._order = nodes.gpus_per_node, order
+        everywhere = range(nodes.num_nodes)
+        self._nodes = _Nodes([0 for _ in everywhere], [{} for _ in everywhere], dict(spare_by_job))
+        self._sizes = dict[str, int]()  # numbers of GPUs that jobs hold
+        self._costs = dict[str, dict[int, float]]()  # iterations of a stop, by number of GPUs
+        self._settled = set[str]()  # jobs that begin at this instant: no move of theirs costs more
+        self._moved = set[str]()  # jobs that have paid for a move at this instant
+        self._found = dict[tuple[str, float], Packed]()
+
+    def run(
+        self, promises: Sequence[CertifiedPromise], positions: Mapping[str, tuple[int, ...]], now_s: float
+    ) -> tuple[Packed, ...] | None:
+        begins, ends = list[tuple[float, int, str]](), list[tuple[float, str]]()
+        for promise in promises:
+            job_id = promise.job.job_id
+            self._costs[job_id] = {
+                level.num_gpus: level.iterations_per_s * level.stop_s * (1.0 + _MARGIN) for level in promise.job.levels
+            }
+            for start_s, end_s, num_gpus in runs_from(promise, now_s):
+                ends.append((end_s, job_id))
+                if not self._stays(promise, start_s, num_gpus, positions.get(job_id, ()), now_s):
+                    begins.append((start_s, -num_gpus, job_id))
+        ends.sort(reverse=True)
+        for at_s, together in groupby(sorted(begins), key=lambda each: each[0]):
+            while ends and ends[-1][0] <= at_s:
+                _, job_id = ends.pop()
+                if job_id in self._nodes.parts:
+                    self._nodes.remove(job_id)
+            if not self._begin({job_id: -negated for _, negated, job_id in together}, at_s):
+                return None
+        return tuple(self._found.values())
+
+    def _stays(
+        self, promise: CertifiedPromise, start_s: float, num_gpus: int, held: tuple[int, ...], now_s: float
+    ) -> bool:
+        """Whether the job is on its blocks now. If it holds as many GPUs in fragments, it pays for a move."""
+        job_id = promise.job.job_id
+        if start_s != now_s or num_gpus != promise.job.current_num_gpus:
+            return False
+        parts = self._parts_at(held, num_gpus)
+        if parts is None:
+            self._nodes.spare[job_id] -= self._costs[job_id][num_gpus]
+            return False
+        self._nodes.put(job_id, parts)
+        self._sizes[job_id] = num_gpus
+        self._pack(job_id, now_s)
+        return True
+
+    def _begin(self, num_gpus_by_job: Mapping[str, int], at_s: float) -> bool:
+        """Place the jobs that begin at one instant, in this order; False if one of them finds no place."""
+        self._settled, self._moved = set(num_gpus_by_job), set()
+        self._sizes.update(num_gpus_by_job)
+        if not all(self._place(job_id) for job_id in num_gpus_by_job):
+            return False
+        for job_id in sorted(self._settled | self._moved):
+            self._pack(job_id, at_s)
+        return all(self._nodes.spare[job_id] >= 0.0 for job_id in self._settled)
+
+    def _parts_at(self, positions: tuple[int, ...], num_gpus: int) -> list[_Part] | None:
+        """The blocks at these positions; None if they are none."""
+        size = min(num_gpus, self._gpus_per_node)
+        starts = sorted(positions)[::size]
+        if [start + at for start in starts for at in range(size)] != sorted(positions) or len(positions) != num_gpus:
+            return None
+        if any(start % size for start in starts):
+            return None
+        return [_Part(start // self._gpus_per_node, start % self._gpus_per_node, size) for start in starts]
+
+    def _pack(self, job_id: str, from_s: float) -> None:
+        parts = self._nodes.parts[job_id]
+        starts = tuple(part.node * self._gpus_per_node + part.start for part in parts)
+        self._found[job_id, from_s] = Packed(job_id, from_s, parts[0].size, starts)
+
+    def _place(self, job_id: str) -> bool:
+        """Place a job on free blocks, or on those that smaller jobs leave."""
+        num_gpus = self._sizes[job_id]
+        size, count = min(num_gpus, self._gpus_per_node), max(num_gpus // self._gpus_per_node, 1)
+        free = [part for _, _, part in sorted(self._free(size), key=lambda each: each[:2])[:count]]
+        missing = count - len(free)
+        if not missing:
+            self._nodes.put(job_id, free)
+            return True
+        candidates = [part for _, part in sorted(self._clearable(size, num_gpus), key=lambda each: each[0])]
+        for first in range(min(max(len(candidates) - missing + 1, 0), MAX_BLOCKS_TRIED)):
+            before = self._nodes.copy(), set(self._moved)
+            emptied = candidates[first : first + missing]
+            leaving = [other for block in emptied for other in self._nodes.within(block)]
+            for other in leaving:
+                self._pay(other)
+                self._nodes.remove(other)
+            self._nodes.put(job_id, [*free, *emptied])
+            leaving.sort(key=lambda other: (-self._sizes[other], other))
+            if all(self._place(other) for other in leaving):
+                return True
+            self._nodes, self._moved = before
+        return False
+
+    def _free(self, size: int) -> Iterator[tuple[int, int, _Part]]:
+        """The best free block of each node, those in the smallest free part first."""
+        for node, taken in enumerate(self._nodes.taken):
+            fit = _best_fit(taken, size, self._gpus_per_node)
+            if fit is not None:
+                yield fit[0], node, _Part(node, fit[1], size)
+
+    def _clearable(self, size: int, num_gpus: int) -> Iterator[tuple[tuple[float, ...], _Part]]:
+        """Blocks whose jobs are smaller and can pay for their move, in the order of this search."""
+        for node, taken in enumerate(self._nodes.taken):
+            for start in range(0, self._gpus_per_node, size):
+                block = _Part(node, start, size)
+                others = self._nodes.within(block)
+                if not others or any(self._sizes[other] >= num_gpus for other in others):
+                    continue
+                moves = min(map(self._moves_left, others))
+                if moves >= 1.0:
+                    yield (*self._order((taken & block.bits).bit_count(), moves), node, start), block
+
+    def _moves_left(self, job_id: str) -> float:
+        """How many moves the job can pay."""
+        cost = self._costs[job_id][self._sizes[job_id]]
+        is_paid = job_id in self._settled or job_id in self._moved
+        return inf if is_paid or not cost else self._nodes.spare[job_id] / cost
+
+    def _pay(self, job_id: str) -> None:
+        if job_id not in self._settled and job_id not in self._moved:
+            self._nodes.spare[job_id] -= self._costs[job_id][self._sizes[job_id]]
+            self._moved.add(job_id)
+
+
+@lru_cache(maxsize=1 << 16)
+def _best_fit(taken: int, size: int, gpus_per_node: int) -> tuple[int, int] | None:
+    """The free block of `size` in the smallest free part of a node: the size of that part, and the start."""
+    found = list[tuple[int, int]]()
+    for start in range(0, gpus_per_node, size):
+        around, begin = size, start
+        if taken >> start & ((1 << size) - 1):
+            continue
+        while around < gpus_per_node and not taken >> (wider := begin // (2 * around) * 2 * around) & (
+            (1 << 2 * around) - 1
+        ):
+            around, begin = 2 * around, wider
+        found.append((around, start))
+    return min(found, default=None)
