@@ -85,6 +85,7 @@ class CertifiedJobs:
             remaining_iterations=num_iterations - iteration,
             deadline_s=deadline_s,
             levels=self._levels[job_id],
+            gpus_per_replica=traced.gpus_per_replica,
             current_num_gpus=num_gpus,
             stalled_until_s=stalled_until_s,
         )
@@ -98,11 +99,11 @@ def state_of(job: Job | None) -> tuple[object, ...]:
 
 
 def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
-    """Every profiled level that leaves each GPU a sample of the batch."""
+    """Every profiled level that leaves each replica a sample of the batch."""
     return tuple(
         Level(num_gpus, rate, resize_cost.seconds(num_gpus))
         for num_gpus, rate in job.curve.rate_by_num_gpus.items()
-        if rate > 0 and num_gpus <= job.global_batch_size
+        if rate > 0 and num_gpus <= job.global_batch_size * job.gpus_per_replica
     )
 
 

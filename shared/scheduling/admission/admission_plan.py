@@ -43,6 +43,7 @@ from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, flat_schedules, schedule_of
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.nodes import CapacityDrop, PromisableGpus
+from elasticflow.shared.state.pool import NodeState
 
 # --- The changes that one more promise would make to a plan --------------------------------------------
 
@@ -93,6 +94,7 @@ class AdmissionPlan:
     drops: GPUs that leave later, so that fewer than `num_gpus` are there.
     gone: the rows that hold the GPUs of the drops forever.
     order: the promised rows that are not late, by earliest deadline.
+    gangs: the GPUs of a replica, by row with several. nodes: of the pool; None: all GPUs are on one.
     changed: for each row, whether its schedule differs from the recorded one.
     num_fillings: what searches beside it have cost so far.
     """
@@ -128,6 +130,8 @@ class AdmissionPlan:
         self.order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]
         self.late: tuple[int, ...] = ()
         self.accepted: dict[int, SchedulableJob] = {}  # by row, since the plan was made
+        self.gangs: dict[int, int] = {}
+        self.nodes: Mapping[str, NodeState] | None = None
         self.num_fillings = 0  # so far, in `fill_anew`
         self.changed: Flags = np.zeros(len(table.schedules.count_J), np.bool_)
         self._repair()
@@ -208,6 +212,8 @@ class AdmissionPlan:
         self.make_space(8 * MAX_SEGMENTS)
         self.order = np.insert(self.order, self.position(row), row)
         self.accepted[row] = proposal.job
+        if proposal.job.gpus_per_replica > 1:
+            self.gangs[row] = proposal.job.gpus_per_replica
 
     @contextmanager
     def with_candidate(self, job: SchedulableJob) -> Generator[int]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
+from elasticflow.shared.scheduling.admission.whole_blocks import gangs_fit
 from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     change,
@@ -316,6 +317,11 @@ class AdmissionSearch:
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
         """Return a way to promise `job` that makes no other job late, or None. Valid until the plan changes."""
+        proposal = self._proposed(job)
+        return proposal if proposal is None or gangs_fit(self._plan, proposal) else None
+
+    def _proposed(self, job: SchedulableJob) -> Proposal | None:
+        """The same by numbers of GPUs alone."""
         with self._plan.with_candidate(job) as row:
             around, trials = insert_around(self._plan, row, job), self._trials(row, job)
             if around is not None:

@@ -386,5 +386,5 @@ def _next_level(state: PoolState, job: Job) -> int | None:
     faster = [level for level, rate in rates.items() if level > job.num_gpus and rate > best]
     if not faster and measured.probed_to < inf and (unknown := next_level(state, spec)) > job.num_gpus:
         faster = [unknown]
-    usable = [level for level in faster if level <= spec.global_batch_size and allowed.allows(level)]
+    usable = [level for level in faster if level <= spec.most_gpus and allowed.allows(level)]
     return min(usable, default=None)
