@@ -180,10 +180,13 @@ class AdmissionSession:
         return (fast_replace(ready, rejected=(*ready.rejected, job)) if proposal is None else ready), proposal
 
     def _with_blocks(self, job: SchedulableJob, search: AdmissionSearch) -> Proposal | None:
-        """What the search proposes, if a job that may not migrate leaves all others their blocks."""
+        """What the search proposes, if jobs that may not migrate leave all others their blocks.
+
+        Beside jobs with several GPUs for each replica, it is asked of each promise: they are pinned, and large.
+        """
         proposal = search.propose(job)
-        is_pinned = not job.migration_budget and self.allows_migrations
-        return None if proposal is not None and is_pinned and not packs(self.plan, proposal) else proposal
+        is_asked = self.allows_migrations and (not job.migration_budget or self.has_gangs_beside(job))
+        return None if proposal is not None and is_asked and not packs(self.plan, proposal) else proposal
 
     def has_gangs_beside(self, job: SchedulableJob) -> bool:
         """Whether some jobs have several GPUs for each replica, so that numbers of GPUs alone do not decide."""
@@ -268,6 +271,8 @@ class AdmissionSession:
         else:
             earliest_s = earliest_deadline_around_s(self.plan, job)
         if earliest_s is not None and self.has_gangs_beside(job):
+            around_s = earliest_deadline_around_s(self.plan, job)
+            earliest_s = earliest_s if around_s is None else max(earliest_s, around_s)
             # the request itself was rejected
             from_s = earliest_s if job.deadline_s == math.inf else max(earliest_s, job.deadline_s + 1.0)
             earliest_s = first_with_whole_gangs_s(self.plan, job, from_s, self.keeps_gangs)

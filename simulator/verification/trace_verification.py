@@ -107,6 +107,15 @@ def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
     )
 
 
+def _on_whole_replicas(job: CertifiedJob, state: PoolState) -> CertifiedJob:
+    """The job without the levels for which the nodes have too few whole replicas."""
+    gang = job.gpus_per_replica
+    if gang == 1:
+        return job
+    there = sum(node.num_gpus // gang * gang for node in state.nodes.values() if node.alive)
+    return replace(job, levels=tuple(level for level in job.levels if level.num_gpus <= there))
+
+
 # --- trace verification --------------------------------------------------------------------------------
 
 _NEVER_S = float("inf")
@@ -294,7 +303,7 @@ class TraceVerification:
             now_s=now_s,
             num_gpus=num_gpus,
             later=tuple(later),
-            arriving_job=self._jobs.at(event.job_id, None, now_s),
+            arriving_job=_on_whole_replicas(self._jobs.at(event.job_id, None, now_s), state),
             promised=tuple(self._jobs.at(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
             infeasibility_certificate=event.infeasibility_certificate,
         )

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,6 +71,12 @@ class Proposal:
 
 
 # --- admission plan ------------------------------------------------------------------------------------
+
+class PlanCopy(NamedTuple):
+    schedules: Schedules
+    availability: AvailabilityProfile
+    changed: Flags
+
 
 REPAIR_FILLINGS = 1_024  # before jobs count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
@@ -223,6 +230,20 @@ class AdmissionPlan:
             yield row
         finally:
             self.table.pop()
+
+    def copied(self) -> PlanCopy:
+        """Its schedules and free GPUs as they are now, for `restore`."""
+        availability = empty_availability_profile(len(self.availability.start_B))
+        copy_into(availability, self.availability)
+        schedules = Schedules(*(column.copy() for column in self.table.schedules))
+        return PlanCopy(schedules, availability, self.changed.copy())
+
+    def restore(self, before: PlanCopy) -> None:
+        """Undo all changes of schedules since; no row was added."""
+        for column, copied in zip(self.table.schedules, before.schedules, strict=True):
+            column[...] = copied
+        copy_into(self.availability, before.availability)
+        self.changed[...] = before.changed
 
     def changed_rows(self) -> list[int]:
         """The promised rows whose schedule differs from the recorded one."""

@@ -14,7 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
-from elasticflow.shared.scheduling.availability.availability_profile import Schedules
+from elasticflow.shared.scheduling.availability.availability_profile import (
+    AvailabilityProfile,
+    Schedules,
+    empty_availability_profile,
+)
 from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.state.pool import num_gpus_in_gangs
@@ -37,19 +41,33 @@ def packs(plan: AdmissionPlan, proposal: Proposal) -> bool:
     if not together.is_pinned_S.any():
         return True
     sizes = (1 << exponent for exponent in range(1, int(together.num_gpus_S.max(initial=1)).bit_length()))
-    return all(_has_blocks(plan, together, size, together.num_gpus_S >= size, plan.num_gpus) for size in sizes)
+    return all(_has_blocks(plan, together, size, together.num_gpus_S >= size) for size in sizes)
 
 
-def gangs_fit(plan: AdmissionPlan, proposal: Proposal) -> bool:
-    """Whether each replica of several GPUs has a whole block of a node under the schedules of the plan with the
-    proposed promise. Nothing is asked where no job has such replicas."""
-    sizes = sorted({*plan.gangs.values(), proposal.job.gpus_per_replica} - {1})
+def gangs_fit(plan: AdmissionPlan, proposal: Proposal | None = None) -> bool:
+    """Whether each replica of several GPUs has a whole block of a node under the schedules of the plan, with the
+    proposed promise if there is one. Nothing is asked where no job has such replicas."""
+    own = proposal.job.gpus_per_replica if proposal is not None else 1
+    sizes = sorted({*plan.gangs.values(), own} - {1})
     if not sizes:
         return True
     together = _segments_with(plan, proposal)
-    return all(
-        _has_blocks(plan, together, size, together.gang_S == size, _num_gpus_in_gangs(plan, size)) for size in sizes
-    )
+    return all(_has_blocks(plan, together, size, together.gang_S == size) for size in sizes)
+
+
+def free_for_gangs(plan: AdmissionPlan, size: int) -> AvailabilityProfile:
+    """The GPUs that a job with so many for each replica may have from each instant on, beside the plan."""
+    others = _segments_with(plan, None)
+    start_B, free_B = plan.availability.start_B, plan.availability.free_B[: plan.availability.size[0]]
+    start_B = start_B[: len(free_B)]
+    ends_s, drops_s = others.end_S[np.isfinite(others.end_S)], [drop.at_s for drop in plan.drops]
+    at_T: Floats = np.unique(np.concatenate((start_B, others.start_S, ends_s, drops_s)))
+    at_T = np.append(plan.now_s, at_T[at_T > plan.now_s])
+    free_T: Integers = free_B[np.searchsorted(start_B, at_T, side="right") - 1]
+    free_T = np.maximum(np.minimum(free_T, _free_in_blocks(plan, others, size, at_T)), 0)
+    profile = empty_availability_profile(len(plan.availability.start_B) + len(at_T))
+    profile.start_B[: len(at_T)], profile.free_B[: len(at_T)], profile.size[0] = at_T, free_T, len(at_T)
+    return profile
 
 
 def first_with_whole_gangs_s(
@@ -82,13 +100,16 @@ def _num_gpus_in_gangs(plan: AdmissionPlan, size: int) -> int:
     return num_gpus_in_gangs(plan.nodes, size) - max(there - plan.num_gpus, 0)
 
 
-def _segments_with(plan: AdmissionPlan, proposal: Proposal) -> _Segments:
-    """All segments of the plan with the proposed promise. A job is pinned if it may never migrate."""
+def _segments_with(plan: AdmissionPlan, proposal: Proposal | None) -> _Segments:
+    """All segments of the plan with a proposed promise. A job is pinned if it may never migrate."""
     table = plan.table
     is_pinned_J: Flags = table.jobs.migration_budget_J[: table.num_jobs] == 0.0
     gang_J: Integers = np.ones(table.num_jobs, np.int64)
     gang_J[list(plan.gangs)] = list(plan.gangs.values())
-    rows = np.setdiff1d(np.setdiff1d(plan.scheduled, plan.gone), proposal.rows)
+    rows: Integers = np.setdiff1d(plan.scheduled, plan.gone)
+    if proposal is None:
+        return _segments(table.schedules, rows, is_pinned_J[rows], gang_J[rows])
+    rows = np.setdiff1d(rows, proposal.rows)
     changed_are_pinned = np.append(is_pinned_J[proposal.rows[:-1]], not proposal.job.migration_budget)
     changed_gangs = np.append(gang_J[proposal.rows[:-1]], proposal.job.gpus_per_replica)
     kept = _segments(table.schedules, rows, is_pinned_J[rows], gang_J[rows])
@@ -111,22 +132,47 @@ def _segments(schedules: Schedules, rows: Integers, pinned_J: Flags, gang_J: Int
     return _Segments(schedules.start_JM[at], schedules.end_JM[at], schedules.num_gpus_JM[at], *of_row)
 
 
-def _has_blocks(plan: AdmissionPlan, segments: _Segments, size: int, asks_S: Flags, num_gpus: int) -> bool:
-    """Whether the blocks of `size` GPUs suffice whenever one of the jobs that ask for them holds GPUs.
+def _has_blocks(plan: AdmissionPlan, segments: _Segments, size: int, asks_S: Flags) -> bool:
+    """Whether the blocks of `size` GPUs suffice whenever one of the jobs that ask for them holds GPUs."""
+    ends_s: Floats = segments.end_S[np.isfinite(segments.end_S)]
+    at_T: Floats = np.concatenate((np.maximum(segments.start_S, plan.now_s), ends_s, [d.at_s for d in plan.drops]))
+    asking_T = _held(plan, segments, asks_S.astype(np.int64), at_T)
+    gangs_ask = bool((asks_S & (segments.gang_S == size)).any())
+    free_T = _free_in_blocks(plan, segments, size, at_T) if gangs_ask else _free_anywhere(plan, segments, size, at_T)
+    return not bool(((asking_T > 0) & (free_T < 0)).any())
 
-    num_gpus: in such blocks, before nodes leave.
+
+def _free_in_blocks(plan: AdmissionPlan, segments: _Segments, size: int, at_T: Floats) -> Integers:
+    """GPUs in whole blocks of nodes that are left at these instants, below 0 if some are missing.
+
+    Jobs that may migrate may be in other blocks, of several nodes.
     """
+    in_nodes_T = (_num_gpus_in_gangs(plan, size) - _lost(plan, at_T)) // size * size
+    pinned_T = _held(plan, segments, np.maximum(segments.num_gpus_S, size) * segments.is_pinned_S, at_T)
+    return np.minimum(_free_anywhere(plan, segments, size, at_T), in_nodes_T - pinned_T)
+
+
+def _free_anywhere(plan: AdmissionPlan, segments: _Segments, size: int, at_T: Floats) -> Integers:
+    """The same in blocks of any nodes."""
     counted_S = (segments.num_gpus_S >= size) | segments.is_pinned_S
-    start_S, end_S = np.maximum(segments.start_S[counted_S], plan.now_s), segments.end_S[counted_S]
-    used_S = np.maximum(segments.num_gpus_S[counted_S], size)
-    at_T = np.concatenate((start_S, end_S, [drop.at_s for drop in plan.drops]))
-    order_T = np.lexsort((np.arange(len(at_T)), at_T))
-    num_drops = len(plan.drops)
-    nothing, lost = np.zeros(num_drops, np.int64), np.array([drop.num_gpus for drop in plan.drops], np.int64)
-    used_T = np.cumsum(np.concatenate((used_S, -used_S, nothing))[order_T])
-    needing = asks_S[counted_S].astype(np.int64)
-    needing_T = np.cumsum(np.concatenate((needing, -needing, nothing))[order_T])
-    there_T = num_gpus - np.cumsum(np.concatenate((np.zeros(2 * len(used_S), np.int64), lost))[order_T])
-    is_last_T = np.append(np.diff(at_T[order_T]) > 0.0, True)  # of all changes at one instant
-    short_T = (needing_T > 0) & (used_T > there_T // size * size)
-    return not bool((short_T & is_last_T).any())
+    there_T = (plan.num_gpus - _lost(plan, at_T)) // size * size
+    return there_T - _held(plan, segments, np.maximum(segments.num_gpus_S, size) * counted_S, at_T)
+
+
+def _lost(plan: AdmissionPlan, at_T: Floats) -> Integers:
+    """GPUs of nodes that have left by then."""
+    drops = plan.drops
+    return _added_up(np.array([d.at_s for d in drops]), np.array([d.num_gpus for d in drops], np.int64), at_T)
+
+
+def _held(plan: AdmissionPlan, segments: _Segments, amount_S: Integers, at_T: Floats) -> Integers:
+    """The sum of these amounts over the segments at each instant."""
+    starts = _added_up(np.maximum(segments.start_S, plan.now_s), amount_S, at_T)
+    return starts - _added_up(segments.end_S, amount_S, at_T)
+
+
+def _added_up(since_S: Floats, amount_S: Integers, at_T: Floats) -> Integers:
+    """The sum of the amounts that have come by then."""
+    order_S = np.argsort(since_S, kind="stable")
+    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(amount_S[order_S])))
+    return sums[np.searchsorted(since_S[order_S], at_T, side="right")]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs
@@ -124,6 +124,7 @@ def pools_in_use(draw: st.DrawFn) -> tuple[Topology, dict[str, tuple[GpuId, ...]
             free[node_id] = free[node_id][gang:]
         if held:
             current[job_id] = tuple(sorted(held))
+    assume(bool(wanted))
     return topology, current, wanted, gangs
 
 
