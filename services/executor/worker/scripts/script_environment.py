@@ -141,9 +141,10 @@ def torchrun_environment(
         "MASTER_PORT": int(port),
         "TORCHELASTIC_RESTART_COUNT": max(assignment.plan.generation - 1, 0),
         "TORCHELASTIC_MAX_RESTARTS": _UNLIMITED,
-        GPUS_PER_REPLICA_VARIABLE: assignment.spec.gpus_per_replica,
     }
-    assert are_whole_gangs([slot.node_id for slot in slots], assignment.spec.gpus_per_replica), "a replica on two nodes"
+    if (gang := assignment.spec.gpus_per_replica) > 1:
+        assert are_whole_gangs([slot.node_id for slot in slots], gang), "a replica is on two nodes"
+        numbers[GPUS_PER_REPLICA_VARIABLE] = gang
     words = {
         "MASTER_ADDR": host,
         "ROLE_NAME": "default",
