@@ -1,8 +1,7 @@
-"""Trains a GPT that is sharded over the GPUs of a replica by FSDP2, with distributed checkpoints that any number of GPUs
-can read.
+"""Trains a GPT that FSDP2 shards over the GPUs of a replica, with checkpoints that any number of replicas can read.
 
-No GPU holds the whole model, its gradients or the optimizer's state. Started by torchrun, where all GPUs are one replica,
-or by the pool:
+No GPU holds the whole model, its gradients or the optimizer's state. Started by torchrun, where all GPUs are one
+replica, or by the pool:
 
     eflow submit examples/gpt/sharded.py --torchrun --gpus-per-replica 2 --batch 32 --iterations 300 --deadline 10m
 """

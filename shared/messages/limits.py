@@ -9,6 +9,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, AllowInfNan, Strict, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from elasticflow.shared.hidden_characters import HIDDEN
 
@@ -108,7 +109,7 @@ PositiveGpus = Annotated[int, Strict(), Gt(0), Le(MAX_GPUS)]
 
 def _power_of_two(number: int) -> int:
     if number & (number - 1):
-        raise ValueError(f"must be 1, 2, 4, 8, ..., not {number}")
+        raise PydanticCustomError("power_of_two", "must be a power of two: 1, 2, 4, 8, ...")
     return number
 
 

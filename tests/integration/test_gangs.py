@@ -59,5 +59,7 @@ async def test_a_sharded_script_grows_from_one_replica_to_two(tmp_path: Path) ->
         failed = [message for message in messages if isinstance(message, events.JobFailed)]
         assert [message.job_id for message in messages if isinstance(message, events.JobFinished)] == ["gang"], failed
         starts = [each for each in messages if isinstance(each, events.GenerationStarted) and each.job_id == "gang"]
-        assert [start.num_gpus for start in starts][:2] == [2, 4], "where four processes are slower, it may shrink again"
+        assert [start.num_gpus for start in starts][:2] == [2, 4], (
+            "where four processes are slower, it may shrink again"
+        )
         assert starts[1].iteration > 0, "it resumed from its snapshot"

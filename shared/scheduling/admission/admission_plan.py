@@ -72,6 +72,7 @@ class Proposal:
 
 # --- admission plan ------------------------------------------------------------------------------------
 
+
 class PlanCopy(NamedTuple):
     schedules: Schedules
     availability: AvailabilityProfile

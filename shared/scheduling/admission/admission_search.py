@@ -409,7 +409,7 @@ def insert_around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposa
 
 
 def insert_whole_gangs(plan: AdmissionPlan, job: SchedulableJob) -> Proposal | None:
-    """Insert a job with several GPUs for each replica where nodes have whole blocks free for them, and move no other."""
+    """Insert a job with several GPUs for each replica where nodes have whole blocks free, and move no other."""
     available = free_for_gangs(plan, job.gpus_per_replica)
     with plan.with_candidate(job) as row:
         without_it = empty_availability_profile(len(available.start_B))

@@ -50,7 +50,10 @@ def nodes_of(history: History, job_id: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"gpus_per_replica": 4}, "gpus_per_replica: the 4 GPUs of a replica are on one node, and the largest, node-2,"),
+        (
+            {"gpus_per_replica": 4},
+            "gpus_per_replica: the 4 GPUs of a replica are on one node, and the largest, node-2,",
+        ),
         ({"gpus_per_replica": 4}, "has 2 GPUs: choose 2 GPUs for each replica, or add a node with 4"),
         ({"min_gpus": 3}, "min_gpus: 3 is no multiple of gpus_per_replica, 2: choose 2 or 4, or leave it out"),
         ({"max_gpus": 5}, "max_gpus: 5 is no multiple of gpus_per_replica, 2: choose 4 or 6, or leave it out"),
