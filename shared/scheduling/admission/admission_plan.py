@@ -236,7 +236,8 @@ class AdmissionPlan:
         """Its schedules and free GPUs as they are now, for `restore`."""
         availability = empty_availability_profile(len(self.availability.start_B))
         copy_into(availability, self.availability)
-        schedules = Schedules(*(column.copy() for column in self.table.schedules))
+        start_JM, end_JM, num_gpus_JM, count_J = self.table.schedules
+        schedules = Schedules(start_JM.copy(), end_JM.copy(), num_gpus_JM.copy(), count_J.copy())
         return PlanCopy(schedules, availability, self.changed.copy())
 
     def restore(self, before: PlanCopy) -> None:
