@@ -367,6 +367,22 @@ _PLANS = (
         loses="a tenant that exaggerates breaks a promise of another, although its speed on one GPU is known",
     ),
     Mutation(
+        name="replicas over two nodes",
+        file="services/placement/policy.py",
+        old="        gangs={job.job_id: spec_of(job).gpus_per_replica for job in jobs if has_gangs(job)},\n",
+        new="",
+        tests=("tests/unit/services/test_gangs.py",),
+        loses="a model that needs the links of one node trains over two, or its mesh is refused by torch",
+    ),
+    Mutation(
+        name="growth into the replicas of others",
+        file="shared/scheduling/allocation/allocation.py",
+        old="    if not gangs_fit(plan):\n",
+        new="    if False:\n",
+        tests=("tests/unit/services/test_gangs.py",),
+        loses="a promised job waits for a whole node that another one holds beyond its plan",
+    ),
+    Mutation(
         name="reservations ignored",
         file="shared/scheduling/admission/planned_pool.py",
         old="    held = tuple((quote, job) for quote in state.quotes_at(question.now_s) if (",

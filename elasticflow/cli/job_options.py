@@ -213,6 +213,15 @@ class SubmissionOptions:
         ),
         In(_PROFILE, parse_gpus, lambda job, ends: job.set_gpus(min_gpus=ends[0], max_gpus=ends[1])),
     ] = ""
+    gpus_per_replica: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-replica",
+            metavar="N",
+            help="With --torchrun: so many GPUs of one node hold the model together: 1, 2, 4, 8, ...",
+        ),
+        In(_PROFILE, sets=lambda job, number: job.set_gpus(gpus_per_replica=number)),
+    ] = None
     gpu_type: Annotated[
         str,
         typer.Option(

@@ -32,7 +32,8 @@ def profiled_spec_in_words(spec: JobSpec) -> str:
 
 def _size_in_words(spec: JobSpec) -> str:
     only_on = "" if spec.gpu_range == ANY_NUMBER else f" on {spec.gpu_range.in_words} only"
-    return f" of {counted(spec.global_batch_size, 'sample')}{only_on}"
+    gangs = f", {spec.gpus_per_replica} for each replica" if spec.gpus_per_replica > 1 else ""
+    return f" of {counted(spec.global_batch_size, 'sample')}{only_on}{gangs}"
 
 
 def deadline_in_words(deadline_s: float | None, now_s: float) -> str:

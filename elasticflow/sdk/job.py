@@ -74,6 +74,7 @@ class ElasticJob:
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
+    gpus_per_replica: int = 1  # that hold the model together, on one node, in a torchrun script: 1, 2, 4, 8, ...
     gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it, or several: "A100,V100"; "": the pool decides
     gpu_memory_bytes: int = 0  # that each GPU has at least; 0: any
     mixed_gpu_types: bool = False  # idle GPUs of other types may join a bitwise job too; max_gpus is for each type
@@ -260,17 +261,21 @@ class ElasticJob:
         *,
         min_gpus: int | None = None,
         max_gpus: int | None = None,
+        gpus_per_replica: int | None = None,
         gpu_type: str | None = None,
         gpu_memory_bytes: int | None = None,
     ) -> Self:
         """Limit the number of GPUs, powers of two, if the job does not run or converge on others.
 
+        gpus_per_replica: a torchrun script that shards its model has whole multiples of so many, each on one node.
         gpu_type: all of them have this type, or one of these: "A100,V100". gpu_memory_bytes: of each GPU, at least.
         """
         if min_gpus is not None:
             self.min_gpus = min_gpus
         if max_gpus is not None:
             self.max_gpus = max_gpus
+        if gpus_per_replica is not None:
+            self.gpus_per_replica = gpus_per_replica
         if gpu_type is not None:
             self.gpu_type = gpu_type
         if gpu_memory_bytes is not None:
@@ -354,6 +359,7 @@ class ElasticJob:
             description=self.description,
             min_gpus=plain(self.min_gpus),
             max_gpus=plain(self.max_gpus),
+            gpus_per_replica=plain(self.gpus_per_replica),
             gpu_type=gpu_type,
             other_gpu_types=other_gpu_types,
             gpu_memory_bytes=plain(self.gpu_memory_bytes),

@@ -15,7 +15,7 @@ from elasticflow.shared.messages.codec import validate
 from elasticflow.shared.messages.commands import CancelJob, SubmitJob
 from elasticflow.shared.messages.gpus import range_problem
 from elasticflow.shared.messages.job_environment import DATA_NAMES_OF_OURS, DATA_VARIABLE, local_path
-from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition
+from elasticflow.shared.messages.job_spec import JobClass, JobSpec, MetricCondition, gang_problems
 
 Condition = tuple[Literal["<=", ">="], float]
 
@@ -146,6 +146,8 @@ def problems_of(spec: JobSpec, *, has_deadline: bool) -> list[str]:
     is_range = not any(problem.startswith(("min_gpus", "max_gpus")) for problem in problems)
     if is_range and (empty := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
         problems.append(f"min_gpus: {empty}")
+    if not any(problem.startswith(("min_gpus", "max_gpus", "gpus_per_replica")) for problem in problems):
+        problems += gang_problems(spec)
     return problems
 
 

@@ -1,8 +1,9 @@
-"""Trains a GPT that is sharded over all GPUs by FSDP2, with distributed checkpoints that any number of GPUs can read.
+"""Trains a GPT that FSDP2 shards over the GPUs of a replica, with checkpoints that any number of replicas can read.
 
-No GPU holds the whole model, its gradients or the optimizer's state. Started by torchrun, or by the pool:
+No GPU holds the whole model, its gradients or the optimizer's state. Started by torchrun, where all GPUs are one
+replica, or by the pool:
 
-    eflow submit examples/gpt/sharded.py --torchrun --gpus 2..4 --batch 32 --iterations 300 --deadline 10m
+    eflow submit examples/gpt/sharded.py --torchrun --gpus-per-replica 2 --batch 32 --iterations 300 --deadline 10m
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -40,7 +41,10 @@ def main() -> None:
     config = GptConfig(width=args.width)
     with torch.device("meta"):  # no process ever holds the whole model
         model = Gpt(config)
-    mesh = init_device_mesh(device.type, (num_workers,))
+    # the pool gives whole replicas: these ranks in a row are on one node, and gradients are summed over the replicas
+    per_replica = int(os.environ.get("EF_GPUS_PER_REPLICA", num_workers))
+    shape = (num_workers // per_replica, per_replica)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replica", "shard"))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -51,7 +55,8 @@ def main() -> None:
     first_step = resume(model, optimizer)
     if rank == 0:
         held = sum(each.to_local().numel() for each in model.parameters() if isinstance(each, DTensor))
-        print(f"begins at step {first_step} on {num_workers} GPUs, each with about {held:,} parameters", flush=True)
+        replicas = f"{shape[0]} replicas of {per_replica} GPUs"
+        print(f"begins at step {first_step} on {replicas}, each GPU with about {held:,} parameters", flush=True)
     data = text()
     for step in range(first_step, args.steps):
         mine = batch_of(data, step, args.batch, config.context)[rank::num_workers].to(device)

@@ -24,6 +24,7 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
     known_curve,
+    planned_deadline_s,
     promised_deadline_s,
     resize_cost_of,
 )
@@ -256,7 +257,24 @@ def _offers(
         offers += _between(session, job, spec, earliest_s, fewer, missing)
     if earliest_s is not None and len(offers) < FEWEST_OFFERS:
         offers += _later(session, job, spec, earliest_s, FEWEST_OFFERS - len(offers))
+    if session.has_gangs_beside(job):
+        offers = [offer for offer in offers if _keeps_gangs(session, job, spec, offer)]
     return tuple(offers)
+
+
+def _keeps_gangs(session: AdmissionSession, job: SchedulableJob, spec: JobSpec, offer: Offer) -> bool:
+    """Whether the offer holds also where replicas of several GPUs need whole blocks: its search counted GPUs alone."""
+    state, other = session.planned_state, replace(spec, global_batch_size=offer.global_batch_size)
+    curve = known_curve(with_profile(state, other), other, curves=session.cache.curves)
+    if curve is None:
+        return False
+    asked = replace(
+        job,
+        curve=curve,
+        remaining_iterations=float(offer.max_iterations - spec.first_iteration),
+        deadline_s=planned_deadline_s(state, offer.deadline_s),
+    )
+    return session.keeps_gangs(asked)
 
 
 def _between(

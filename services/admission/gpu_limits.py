@@ -7,6 +7,7 @@ Source: Amoeba, section 3, Table 1 (scale_in, scale_out), under promises.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from elasticflow.services.admission.rejection import RUNS_NOWHERE, no_such_job
@@ -103,9 +104,12 @@ def _limits(pool: PoolState, job: Job, known: GpuLimits | None, command: SetGpuL
         missing = [*([gpus_in_words(tuple(elsewhere))] if elsewhere else []), *without_job]
         holds = f"it holds {gpus_in_words(held)}" if held else "it holds none now"
         return f"it has no GPUs to give up on {', '.join(missing)}: {holds}"
-    remaining = len(set(job.share_gpus).difference(named))
+    gang = spec_of(job).gpus_per_replica
+    per_node = Counter(gpu.node_id for gpu in set(job.share_gpus).difference(named))
+    remaining = sum(num_gpus // gang * gang for num_gpus in per_node.values())
     if not remaining:
-        return "it would hold no GPU of its share any more; name fewer, or cancel it"
+        whole = f"no whole replica of {gang} GPUs on one node" if gang > 1 else "no GPU of its share"
+        return f"it would hold {whole} any more; name fewer, or cancel it"
     most = largest_size_up_to(remaining)
     return replace(numbers, max_gpus=min(command.max_gpus or most, most), without_gpus=named)
 

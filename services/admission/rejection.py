@@ -7,7 +7,7 @@ from dataclasses import replace
 from elasticflow.shared.messages.close_names import did_you_mean
 from elasticflow.shared.messages.event_summary import counted, gpus_counted, in_the_past, memory_in_words
 from elasticflow.shared.messages.gpus import range_problem
-from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec, gang_problems
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
@@ -22,6 +22,8 @@ from elasticflow.shared.state.fold.profiles import num_virtual_nodes, virtual_no
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     large_enough_types,
+    nodes_of_type,
+    parts,
     profiling_failure,
     type_name,
 )
@@ -115,9 +117,16 @@ def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     problems, batch_size = list[str](), spec.global_batch_size
     if (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
         problems.append(f"min_gpus: {wrong}")
-    elif spec.gpu_range.least > batch_size:
+    elif spec.gpu_range.least > spec.most_gpus:
+        replicas = f" of {spec.most_gpus // batch_size} GPUs for each" if spec.gpus_per_replica > 1 else ""
         problems.append(
-            f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples; lower it"
+            f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples{replicas}; lower it"
+        )
+    problems += gang_problems(spec)
+    if spec.gpus_per_replica > 1 and not state.config.migration_budget:
+        problems.append(
+            "gpus_per_replica: this pool cannot keep the GPUs of a replica on one node, because it migrates no "
+            "promised job; set migration_budget above 0"
         )
     elif 0 < (parts := _measured_virtual_nodes(state, spec)) < spec.gpu_range.least:
         problems.append(
@@ -146,6 +155,8 @@ def why_unquotable(state: PoolState, spec: JobSpec) -> str:
 
 def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
     """Why the job runs on no number of GPUs that the pool has."""
+    if too_few := _why_no_gangs(state, spec):
+        return too_few
     if too_small(state, spec):
         return f"min_gpus: it needs at least {spec.gpu_range.least} GPUs, and the pool has {state.num_gpus}"
     most = largest_level(state, spec)
@@ -156,8 +167,30 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
     return f"at this batch size it does not run on {sizes}"
 
 
+def _why_no_gangs(state: PoolState, spec: JobSpec) -> str:
+    """Why no node holds a whole replica of the job, or all nodes too few of them; "" if they hold enough."""
+    gang, least = spec.gpus_per_replica, spec.gpu_range.least
+    nodes = [node for each in accepted_types(state, spec) for node in nodes_of_type(state, each).values()]
+    if gang <= 1 or not nodes or large_enough_types(state, spec):
+        return ""
+    largest = max(nodes, key=lambda node: (node.num_gpus, node.node_id))
+    if largest.num_gpus < gang:
+        most = 1 << (largest.num_gpus.bit_length() - 1)
+        choose = f"choose {gpus_counted(most)} for each replica, or" if most > 1 else "leave it out, or"
+        return (
+            f"gpus_per_replica: the {gang} GPUs of a replica are on one node, and the largest, {largest.node_id}, has "
+            f"{gpus_counted(largest.num_gpus)}: {choose} add a node with {gang}"
+        )
+    return (
+        f"min_gpus: it needs at least {least} GPUs in replicas of {gang} on one node each, and the nodes hold "
+        f"{max(largest_level(part, spec) for part in parts(state).values())}"
+    )
+
+
 def why_no_type(state: PoolState, spec: JobSpec) -> str:
     """Why the job runs on no GPU type of the pool: none has enough GPUs, or its profiling runs failed."""
+    if too_few := _why_no_gangs(state, spec):
+        return too_few
     if failures := _profiling_failures(state, spec):
         return f"{'; '.join(failures)}; correct it and submit it, which measures it again"
     if len(state.gpu_types) <= 1 and not spec.gpu_type and not spec.gpu_memory_bytes:
@@ -265,20 +298,26 @@ def no_deadline(state: PoolState, job: SchedulableJob, planned: PromisableGpus, 
     none = f"no deadline is possible on {gpus_counted(state.num_gpus)}"
     needed = f"{none}: it needs at least {gpus_counted(least)}, and"
     if planned.num_gpus < least:
-        return f"{needed} {planned.num_gpus} can be promised, the others {_KEPT}; {_advice(planned.num_gpus)}"
+        return f"{needed} {planned.num_gpus} can be promised, the others {_KEPT}; {_advice(job, planned.num_gpus)}"
     lasting = planned.num_gpus - sum(drop.num_gpus for drop in planned.drops)
     if lasting < least:
         ending = sorted(ending_nodes(state.nodes), key=lambda node: (node.until_s, node.node_id))
         ends = f"beyond the announced ends of nodes ({_ends_in_words(ending, now_s)})"
-        return f"{needed} {lasting} can be promised {ends}; {_advice(lasting)}"
+        return f"{needed} {lasting} can be promised {ends}; {_advice(job, lasting)}"
     stop_s = job.resize_cost.seconds(least) + config.heartbeat_timeout_s
     if config.reserve_nodes * stop_s >= OUTAGE_S:
         covered_s = OUTAGE_S / config.reserve_nodes
         covered = f"the reserve for failures (reserve_nodes) covers stops of less than {covered_s:.0f} s"
         return f"{none}: a stop takes {stop_s:.0f} s, and {covered}; submit it without a deadline"
+    if job.gpus_per_replica > 1:
+        return (
+            f"{none}: beside the promises already made, no {job.gpus_per_replica} GPUs of one node are free together "
+            "for long enough; submit it without a deadline, or add a node"
+        )
     return none
 
 
-def _advice(num_gpus: int) -> str:
-    fewer = f"allow it {gpus_counted(1 << (num_gpus.bit_length() - 1))} (--gpus), " if num_gpus else ""
+def _advice(job: SchedulableJob, num_gpus: int) -> str:
+    is_enough = num_gpus >= job.gpus_per_replica
+    fewer = f"allow it {gpus_counted(1 << (num_gpus.bit_length() - 1))} (--gpus), " if is_enough else ""
     return f"{fewer}submit it without a deadline, or add a node"

@@ -117,4 +117,5 @@ def _on_present_terms(session: AdmissionSession, others: PlannedPool, job: Job) 
         notice_s=state.config.heartbeat_timeout_s,
         unsaved_iterations=float(jobs.unsaved_J[row]),
         starts_over=bool(jobs.starts_over_J[row]),
+        gpus_per_replica=spec_of(job).gpus_per_replica,
     )

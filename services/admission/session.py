@@ -18,7 +18,8 @@ from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
 from elasticflow.shared.scheduling.admission.admission_pricing import AdmissionPricing, Submitted, older_demand
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch, earliest_deadline_around_s
-from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, packs, planned_pool
+from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
+from elasticflow.shared.scheduling.admission.whole_blocks import first_with_whole_gangs_s, packs
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
 from elasticflow.shared.scheduling.jobs.scheduler_view import PlannedTime, migration_budget
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
@@ -175,11 +176,25 @@ class AdmissionSession:
         ready = self.with_search()
         if any(job.asks_no_less_than(rejected) for rejected in ready.rejected):
             return ready, None
-        proposal = ready.admission_search.propose(job)
-        is_pinned = not job.migration_budget and ready.allows_migrations
-        if proposal is not None and is_pinned and not packs(ready.plan, proposal):
-            proposal = None
+        proposal = ready._with_blocks(job, ready.admission_search)
         return (fast_replace(ready, rejected=(*ready.rejected, job)) if proposal is None else ready), proposal
+
+    def _with_blocks(self, job: SchedulableJob, search: AdmissionSearch) -> Proposal | None:
+        """What the search proposes, if jobs that may not migrate leave all others their blocks.
+
+        Beside jobs with several GPUs for each replica, it is asked of each promise: they are pinned, and large.
+        """
+        proposal = search.propose(job)
+        is_asked = self.allows_migrations and (not job.migration_budget or self.has_gangs_beside(job))
+        return None if proposal is not None and is_asked and not packs(self.plan, proposal) else proposal
+
+    def has_gangs_beside(self, job: SchedulableJob) -> bool:
+        """Whether some jobs have several GPUs for each replica, so that numbers of GPUs alone do not decide."""
+        return bool(self.plan.gangs) or job.gpus_per_replica > 1
+
+    def keeps_gangs(self, job: SchedulableJob) -> bool:
+        """Whether the job would be promised as it is, with whole replicas of all jobs."""
+        return self._with_blocks(job, AdmissionSearch(self.plan, FEW_JOBS)) is not None
 
     @property
     def allows_migrations(self) -> bool:
@@ -255,6 +270,12 @@ class AdmissionSession:
             earliest_s = self.admission_search.earliest_deadline_s(job)
         else:
             earliest_s = earliest_deadline_around_s(self.plan, job)
+        if earliest_s is not None and self.has_gangs_beside(job):
+            around_s = earliest_deadline_around_s(self.plan, job)
+            earliest_s = earliest_s if around_s is None else max(earliest_s, around_s)
+            # the request itself was rejected
+            from_s = earliest_s if job.deadline_s == math.inf else max(earliest_s, job.deadline_s + 1.0)
+            earliest_s = first_with_whole_gangs_s(self.plan, job, from_s, self.keeps_gangs)
         if earliest_s is None:
             return None
         return self.first_affordable_s(job, earliest_s, 1.0 if tight else math.inf)

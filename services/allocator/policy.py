@@ -184,6 +184,8 @@ def _candidates(
         alone = curve.iterations_per_s.get(num_own) if curve is not None else None
         if job.phase is not Phase.ADMITTED or job.slower_when_mixed or not num_own or not alone:
             continue
+        if spec.gpus_per_replica > 1:  # the GPUs of a replica are of one type
+            continue
         types = (spec.gpu_type, spec.other_gpu_types, spec.gpu_memory_bytes, spec.mixed_gpu_types, own)
         key = (spec.measured_key, spec.gpu_range, *types)
         if key not in known:

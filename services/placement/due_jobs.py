@@ -147,6 +147,16 @@ def remaining_gpus(held: tuple[GpuId, ...], given_up: Collection[GpuId], num_gpu
 MAX_SWITCH_S = 2.0  # from a placement: another share does not interrupt the workers' switch before
 
 
+def has_gangs(job: Job) -> bool:
+    """Whether each of its replicas has several GPUs, which must be on one node."""
+    return spec_of(job).gpus_per_replica > 1
+
+
+def waits_for_replicas(job: Job) -> bool:
+    """Whether it may go on being due without a decision: until GPUs of one node are free for another replica."""
+    return has_gangs(job) and len(job.gpus) < job.num_gpus and not job.broken and not job.has_outdated_spec
+
+
 def allocated_shares(state: PoolState) -> dict[str, int]:
     """GPUs of its own type that each job is to hold."""
     return {

@@ -23,6 +23,7 @@ from elasticflow.services.placement.due_jobs import (
     due_jobs,
     exceeds_pool,
     given_up_gpus,
+    has_gangs,
     is_switching_undisturbed,
     mixed_generation,
     new_generation,
@@ -30,6 +31,7 @@ from elasticflow.services.placement.due_jobs import (
     remaining_gpus,
     shows_lost_gpus,
     shrunk_to_survivors,
+    waits_for_replicas,
 )
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
 from elasticflow.shared.frozen_values import memoize_recent
@@ -90,7 +92,8 @@ def decide(
 class _Asked:
     """What a decision places. due: of all types. kept: GPUs that stay with jobs of other types, by job.
 
-    replans: jobs whose schedules have no room may leave their GPUs for a claim too.
+    replans: jobs whose schedules have no room may leave their GPUs for a claim too. restarts: so may scripts that
+    restart, for replicas of several GPUs.
     """
 
     shares: Mapping[str, int]
@@ -98,6 +101,7 @@ class _Asked:
     kept: Mapping[str, tuple[GpuId, ...]]
     now_s: float
     replans: bool = False
+    restarts: bool = False
 
 
 def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[PlacementDecided, ...]:
@@ -113,7 +117,8 @@ def _placed(state: PoolState, now_s: float, cache: PlanningCache) -> tuple[Place
     decided, meets_claims = _placed_as(state, asked, cache)
     if meets_claims or not due:  # without a change, the answer would be that of the last decision
         return decided
-    moved, _ = _placed_as(state, replace(asked, replans=True), cache)
+    asks_for_gangs = any(has_gangs(job) and job.promised for job in map(state.live_jobs.__getitem__, due))
+    moved, _ = _placed_as(state, replace(asked, replans=True, restarts=asks_for_gangs), cache)
     if moved == decided or not keeps_promises(state, moved, now_s, cache):
         return decided
     return tuple(replace(event, needs_other_plan=bool(event.migrated)) for event in moved)
@@ -193,6 +198,8 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         job = state.live_jobs.get(job_id)  # of another type: the allocation decides
         if job is None:
             return inf
+        if asked.restarts and job.promised and job.restarts_to_resize:
+            return restart_gpu_seconds(job)
         return displacement_gpu_seconds(state, job, benefit, now_s, cache.curves, replans=asked.replans)
 
     @remember
@@ -207,6 +214,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         displacement_cost=displacement_cost,
         given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
         measured_level=measured_level,
+        gangs={job.job_id: spec_of(job).gpus_per_replica for job in jobs if has_gangs(job)},
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
@@ -258,7 +266,11 @@ def _next_due_s(state: PoolState) -> float | None:
     shares = allocated_shares(state) if may_be_due_s else {}
     if not may_be_due_s or exceeds_pool(state, shares):
         return None
-    return next((at_s for at_s in sorted(may_be_due_s) if due_jobs(state, shares, at_s)), None)
+
+    def is_due(at_s: float) -> bool:
+        return any(not waits_for_replicas(state.live_jobs[job_id]) for job_id in due_jobs(state, shares, at_s))
+
+    return next((at_s for at_s in sorted(may_be_due_s) if is_due(at_s)), None)
 
 
 def _may_move(state: PoolState, job: Job) -> bool:
@@ -362,6 +374,12 @@ def displacement_gpu_seconds(
     if _spare_iterations(state, job, curve, now_s) < stop_s * _planned_rate(job, curve, now_s):
         return BROKEN_S * len(job.gpus) if replans else math.inf
     return stop_s * len(job.gpus)
+
+
+def restart_gpu_seconds(job: Job) -> float:
+    """The same for a promised script that restarts, as the last choice, where another plan can keep its promise."""
+    is_settled = not (job.reserved_gpus or job.broken or job.has_outdated_spec or job.is_switching)
+    return BROKEN_S * len(job.gpus) if is_settled else math.inf
 
 
 def _planned_rate(job: Job, curve: ScalingCurve, now_s: float) -> float:

@@ -1,7 +1,7 @@
 """GPUs: how many a job holds over time, on how many it may run, and how many of each type there are."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -120,6 +120,29 @@ def range_problem(min_gpus: int, max_gpus: int | None) -> str | None:
     below = largest_size_up_to(min_gpus)
     named = str(min_gpus) if min_gpus == max_gpus else f"{min_gpus}..{max_gpus}"
     return f"{named} is none of the numbers of GPUs that a job gets, 1, 2, 4, 8, ...: choose {below} or {2 * below}"
+
+
+def gang_range_problems(gpus_per_replica: int, min_gpus: int, max_gpus: int | None) -> list[str]:
+    """The ends of a range that are no multiples of the GPUs of a replica, each as a sentence; 1 GPU at least means no
+    end."""
+    ends = {"min_gpus": min_gpus if min_gpus > 1 else None, "max_gpus": max_gpus}
+    problems = list[str]()
+    for name, num_gpus in ends.items():
+        if num_gpus is not None and num_gpus % gpus_per_replica:
+            above = (num_gpus // gpus_per_replica + 1) * gpus_per_replica
+            below = above - gpus_per_replica
+            choose = f"choose {below} or {above}" if below else f"choose {above}"
+            problems.append(
+                f"{name}: {num_gpus} is no multiple of gpus_per_replica, {gpus_per_replica}: {choose}, or leave it out"
+            )
+    return problems
+
+
+def are_whole_gangs(node_ids: Sequence[str], gpus_per_replica: int) -> bool:
+    """Whether the GPUs of each replica are on one node. node_ids: of all GPUs, in rank order."""
+    starts = range(0, len(node_ids), gpus_per_replica)
+    gangs = (node_ids[start : start + gpus_per_replica] for start in starts)
+    return len(node_ids) % gpus_per_replica == 0 and all(len(set(gang)) == 1 for gang in gangs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

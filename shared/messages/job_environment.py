@@ -35,6 +35,7 @@ MAX_DATA_BYTES = 16 * 1024  # of all names and URIs of a job
 DATA_VARIABLE = "EF_DATA_"  # begins the variable with the path of some data, for users' code
 SCRIPT_PROCESS_VARIABLE = "EF_SCRIPT_PROCESS"  # the process that runs an elastic script; its children have it, too
 DATA_NAMES_OF_OURS = frozenset({"DIR", "FOLDERS", "INTERFACE"})  # their variables are settings of the pool
+GPUS_PER_REPLICA_VARIABLE = "EF_GPUS_PER_REPLICA"  # for users' code, if above 1: ranks 0 to N - 1 are the first replica
 _LOCAL_FILE = "file://"
 CREDENTIALS = re.compile(r"://[^/@]*:[^/@]*@")
 

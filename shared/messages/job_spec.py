@@ -14,7 +14,7 @@ from annotated_types import Len
 from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from elasticflow.shared.messages.gpus import GpuRange
+from elasticflow.shared.messages.gpus import GpuRange, gang_range_problems
 from elasticflow.shared.messages.job_environment import DataUris, Requirements, Secrets, Variables, local_path
 from elasticflow.shared.messages.limits import (
     MAX_TIME_S,
@@ -25,6 +25,7 @@ from elasticflow.shared.messages.limits import (
     Finite,
     Folder,
     FunctionPath,
+    GpusPerReplica,
     GpuType,
     Identity,
     Integer,
@@ -150,6 +151,7 @@ class JobSpec:
     other_gpu_types: Annotated[tuple[NamedGpuType, ...], FewItems] = ()  # that its user accepts instead of gpu_type
     gpu_memory_bytes: NumBytes = 0  # that each GPU has at least; 0: any
     mixed_gpu_types: bool = False  # other types may join a bitwise job too, with other bits; max_gpus is for each type
+    gpus_per_replica: GpusPerReplica = 1  # a gang: so many GPUs of one node hold the model together (docs/adr/0055)
     shard_optimizer: bool = False  # each worker holds a part of the optimizer's state only
     start_timeout_s: DurationS = 0.0  # the longest time until its workers train; 0: the pool's stall_timeout_s
     stall_timeout_s: DurationS = 0.0  # the longest time without a step; 0: the pool's
@@ -191,8 +193,13 @@ class JobSpec:
 
     @property
     def gpu_range(self) -> GpuRange:
-        """The numbers of GPUs on which it may run."""
-        return GpuRange.of(self.min_gpus, self.max_gpus)
+        """The numbers of GPUs on which it may run: whole replicas."""
+        return GpuRange.of(max(self.min_gpus, self.gpus_per_replica), self.max_gpus)
+
+    @property
+    def most_gpus(self) -> int:
+        """The most GPUs that have work: each replica has at least a sample."""
+        return self.global_batch_size * self.gpus_per_replica
 
     @property
     def profile_key(self) -> str:
@@ -222,8 +229,8 @@ class JobSpec:
 
     @property
     def model_key(self) -> str:
-        """Names the model, or code, hyperparameters but for neutral ones, environment and data, and the sharding: what
-        else decides the time of a step."""
+        """Names the model, or code, hyperparameters but for neutral ones, environment and data, the sharding, and the
+        GPUs of a replica: what else decides the time of a step."""
         name = self.model_name
         if not name:
             deciding = {name: value for name, value in self.hyperparameters.items() if name not in self.speed_neutral}
@@ -234,6 +241,8 @@ class JobSpec:
                 settings += json.dumps(sorted(self.data.items()))
             digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]
             name = f"{self.training_function}#{digest}"
+        if self.gpus_per_replica > 1:
+            name = f"{name}#gang{self.gpus_per_replica}"
         return f"{name}#sharded" if self.shard_optimizer else name
 
     def resolved_deadline_s(self, now_s: float) -> float | None:
@@ -241,3 +250,20 @@ class JobSpec:
         if self.deadline_in_s is not None:
             return min(now_s + self.deadline_in_s, MAX_TIME_S)
         return self.deadline_s
+
+
+def gang_problems(spec: JobSpec) -> list[str]:
+    """What a job with several GPUs for each replica may not be, each as a sentence that says what to do."""
+    if spec.gpus_per_replica <= 1:
+        return []
+    problems = gang_range_problems(spec.gpus_per_replica, spec.min_gpus, spec.max_gpus)
+    if spec.entry != TORCHRUN:
+        problems.append(
+            "gpus_per_replica: only torchrun scripts have several GPUs for each replica so far: submit a script that "
+            "shards its model with fully_shard, with --torchrun"
+        )
+    if spec.mixed_gpu_types:
+        problems.append(
+            "mixed_gpu_types: the GPUs of a replica are of one type; leave it out where gpus_per_replica is above 1"
+        )
+    return problems

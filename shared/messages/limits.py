@@ -9,6 +9,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, AllowInfNan, Strict, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from elasticflow.shared.hidden_characters import HIDDEN
 
@@ -17,6 +18,7 @@ MAX_SUBMISSION_BYTES = 256 * 1024
 MAX_ARCHIVE_BYTES = 16 * 1024 * 1024  # of a job's code
 MAX_ARCHIVE_FILES = 50_000
 MAX_GPUS = 1 << 17
+MAX_GPUS_PER_REPLICA = 1 << 10
 MAX_ITERATIONS = 1 << 40
 MAX_BATCH = 1 << 30
 MAX_TEXT_LENGTH = 20_000
@@ -103,6 +105,15 @@ Folder = Annotated[str, StringConstraints(max_length=300, pattern=_FOLDER_PATTER
 NumSockets = Annotated[int, Strict(), Gt(0), Le(64)]
 NumGpus = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 PositiveGpus = Annotated[int, Strict(), Gt(0), Le(MAX_GPUS)]
+
+
+def _power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise PydanticCustomError("power_of_two", "must be a power of two: 1, 2, 4, 8, ...")
+    return number
+
+
+GpusPerReplica = Annotated[int, Strict(), Gt(0), Le(MAX_GPUS_PER_REPLICA), AfterValidator(_power_of_two)]
 Index = Annotated[int, Strict(), Ge(0), Le(MAX_GPUS)]
 TaskIndex = Annotated[int, Strict(), Ge(0), Lt(1 << 40)]  # of a task within its padding load
 TaskRanges = Annotated[tuple[tuple[TaskIndex, TaskIndex], ...], Len(max_length=MAX_RANGES)]  # as in `index_ranges`

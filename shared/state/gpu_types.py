@@ -23,7 +23,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.measured_curve import MeasuredCurve
-from elasticflow.shared.state.pool import Demand, NodeState, PoolState, spec_of, with_nodes
+from elasticflow.shared.state.pool import Demand, NodeState, PoolState, num_gpus_in_gangs, spec_of, with_nodes
 from elasticflow.shared.state.topology import Topology, pool_topology, topology_of_nodes
 
 CPU_SLOTS = "cpu-"  # begins the names of types of CPU slots; their share of a core follows
@@ -102,8 +102,24 @@ def _num_gpus_by_recorded_type(nodes: Map[str, NodeState], gpu_types: tuple[str,
 
 def large_enough_types(state: PoolState, spec: JobSpec) -> list[str]:
     """The accepted types that have enough GPUs now."""
+    accepted, least = accepted_types(state, spec), spec.gpu_range.least
+    if spec.gpus_per_replica > 1:
+        return [each for each in accepted if _num_gpus_in_gangs(state, spec, each) >= least]
     num_gpus = num_gpus_by_recorded_type(state)
-    return [each for each in accepted_types(state, spec) if num_gpus[each] >= spec.gpu_range.least]
+    return [each for each in accepted if num_gpus[each] >= least]
+
+
+def nodes_of_type(state: PoolState, recorded: str) -> dict[str, NodeState]:
+    """The nodes of this type that take jobs, by id."""
+    return {
+        node.node_id: node
+        for node in state.nodes.values()
+        if node.takes_jobs and as_recorded(state, node.gpu_type) == recorded
+    }
+
+
+def _num_gpus_in_gangs(state: PoolState, spec: JobSpec, recorded: str) -> int:
+    return num_gpus_in_gangs(nodes_of_type(state, recorded), spec.gpus_per_replica)
 
 
 def num_added_by_type(state: PoolState, job: Job) -> dict[str, int]:

@@ -7,7 +7,7 @@ persistent (`persistent_map`): a fold step costs the same with ten jobs and with
 # pyright: strict
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -376,5 +376,14 @@ def largest_level(state: PoolState, spec: JobSpec) -> int:
 
     GPUs of nodes that are drained count, because jobs still make progress on them.
     """
-    most = min(state.num_gpus + num_draining_gpus(state), spec.global_batch_size)
+    there = state.num_gpus + num_draining_gpus(state)
+    if spec.gpus_per_replica > 1:
+        there = num_gpus_in_gangs(state.nodes, spec.gpus_per_replica, state.draining)
+    most = min(there, spec.most_gpus)
     return 1 << (most.bit_length() - 1) if most else 0
+
+
+def num_gpus_in_gangs(nodes: Mapping[str, NodeState], gpus_per_replica: int, draining: Collection[str] = ()) -> int:
+    """GPUs that can be parts of whole replicas, each on one node that takes jobs, or is one of `draining`."""
+    counted = (node.num_gpus for node in nodes.values() if node.takes_jobs or node.node_id in draining)
+    return sum(num_gpus // gpus_per_replica * gpus_per_replica for num_gpus in counted)

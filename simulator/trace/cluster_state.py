@@ -3,7 +3,7 @@
 A job whose set of GPUs changes restarts: it stops for its resize cost, then trains at the rate of its curve, or on
 GPUs of several types as `timing.mixed_types` says. With the times of each kind of change it switches instead: it trains
 on its previous GPUs until its workers are ready. A job that keeps its GPUs pays nothing. Asserted here: no two jobs
-hold one GPU, and no job holds a GPU of a lost node.
+hold one GPU, no job holds a GPU of a lost node, and the GPUs of each replica are on one node.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
 from elasticflow.simulator.timing.training_time import (
     DONE_WITHIN_S,
@@ -213,6 +213,7 @@ class ClusterState:
         before: the job switches from there; None: it restarts. Workers of other jobs leave the GPUs first.
         """
         self._take(gpus, job.job_id)
+        assert are_whole_gangs([gpu.node_id for gpu in gpus], job.gpus_per_replica), f"{job.job_id} on {gpus}"
         used = self._used_by_type(job, gpus, virtual_nodes_by_rank or (1,) * len(gpus))
         iteration = self._iterations.pop(job.job_id, 0.0)
         stops_s, starts_s = self._stop(job.job_id, gpus, now_s, iteration, before)

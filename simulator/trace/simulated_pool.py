@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import ThroughputMeasured
-from elasticflow.shared.messages.job_spec import JobSpec
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.messages.pool_config import BestEffortRule, PoolConfig
 from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
@@ -93,6 +93,8 @@ def single_gpu_profiles(
     seen = set[str]()
     for gpu_type, job in product(gpu_types, workload.jobs):
         profile_key, rates = _curve(job, gpu_type, gpu_types[0])
+        if job.gpus_per_replica > 1:
+            continue
         if mix_efficiency is None or len(gpu_types) == 1 or profile_key in seen or not rates.get(1):
             continue
         seen.add(profile_key)
@@ -115,7 +117,8 @@ def submission(job: TraceJob) -> SubmitJob:
 
 def spec_of(job: TraceJob) -> JobSpec:
     return JobSpec(
-        training_function="trace:Job",
+        # a job with several GPUs for each replica is a script, which restarts at each change
+        training_function="trace:Job" if job.gpus_per_replica == 1 else f"trace:{TORCHRUN}",
         model_name=job.model_name,
         global_batch_size=job.global_batch_size,
         max_iterations=job.num_iterations,
@@ -123,6 +126,7 @@ def spec_of(job: TraceJob) -> JobSpec:
         deadline_s=job.deadline_s,
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
+        gpus_per_replica=job.gpus_per_replica,
         mixed_gpu_types=job.mixed_gpu_types,
         priority=1.0 if job.priority is None else job.priority,
     )

@@ -3,7 +3,7 @@
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import TYPE_CHECKING, get_args
 
@@ -194,7 +194,10 @@ class SimulatedRun:
 
     def simulation(self, *observers: Observer | None, measures_idle_time: bool = False) -> Simulation:
         """The simulation, with these observers. To measure idle time takes one pass over all jobs at each instant."""
-        jobs = self.workload.jobs
+        workload = self.workload
+        if self.policy in BASELINES:
+            workload = replace(workload, jobs=tuple(job.without_gangs() for job in workload.jobs))
+        jobs = workload.jobs
         requests = {job.job_id: UserRequest(num_gpus=job.num_gpus, priority=job.priority) for job in jobs}
         chosen = policies_named(self.policy, requests)
         training = TrainingModel(
@@ -215,7 +218,7 @@ class SimulatedRun:
         )
         deviations = Deviations(failures=self.failures, ends=self.ends, noise=self.noise)
         seen_by = tuple(observer for observer in observers if observer is not None)
-        simulation = Simulation(self.workload, self.cluster, training, pool, deviations, seen_by)
+        simulation = Simulation(workload, self.cluster, training, pool, deviations, seen_by)
         if measures_idle_time:
             simulation.measure_idle_time()
         return simulation

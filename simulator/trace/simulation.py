@@ -91,6 +91,9 @@ class SimulatedNodes:
 # Workers of the simulated cluster: they leave GPUs and take others as placements say, start, and finish their job.
 
 
+SAVED_EVERY_S = 60.0  # by scripts, which restart from there
+
+
 class SimulatedWorkers:
     """jobs: all of the workload, by id. reports: of the jobs that train. log: gets their ends."""
 
@@ -136,9 +139,18 @@ class SimulatedWorkers:
         if self._cluster_state.is_present(training):
             self._driver.fold(simulated_events.generation_started(training, self._engine.now_s))
             self._reports.begin(training)
+            if training.job.gpus_per_replica > 1:
+                self._engine.after(SAVED_EVERY_S, lambda: self._save(training))
             if self._driver.state.config.stop_free:  # workers that left, and changes that waited for the switch
                 self._report_stopped(training.job.job_id)
                 self._driver.soon()
+
+    def _save(self, training: Training) -> None:
+        """A script that restarts has written a snapshot."""
+        if self._cluster_state.is_present(training):
+            self._driver.fold(simulated_events.progressed(training, self._engine.now_s))
+            self._driver.soon()
+            self._engine.after(SAVED_EVERY_S, lambda: self._save(training))
 
     def _finish(self, training: Training) -> None:
         if not self._cluster_state.is_present(training):

@@ -126,6 +126,8 @@ def spare_iterations(promise: CertifiedPromise, now_s: float) -> Fraction | str:
             return f"it does not run on {num_gpus} GPUs"
         if num_gpus & (num_gpus - 1):
             return f"{num_gpus} GPUs are no buddy block"
+        if num_gpus % promise.job.gpus_per_replica:
+            return f"{num_gpus} GPUs are no whole replicas of {promise.job.gpus_per_replica}"
         times_s += (start_s, end_s, levels[num_gpus][1])
         free_s = end_s
     (now, deadline, ready, *steps), per_s = _whole(times_s)

@@ -53,8 +53,8 @@ class Packed(NamedTuple):
 class CertifiedJob:
     """A job at the instant of a decision.
 
-    levels: all numbers of GPUs that it runs on. stalled_until_s: it makes no progress before; another change of GPUs
-    stops it anew.
+    levels: all numbers of GPUs that it runs on, in whole replicas of `gpus_per_replica`. stalled_until_s: it makes no
+    progress before; another change of GPUs stops it anew.
     """
 
     job_id: str
@@ -63,6 +63,7 @@ class CertifiedJob:
     levels: tuple[Level, ...]
     current_num_gpus: int = 0
     stalled_until_s: float = 0.0
+    gpus_per_replica: int = 1
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.remaining_iterations, self.deadline_s, self.stalled_until_s))):

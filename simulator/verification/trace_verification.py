@@ -89,6 +89,7 @@ class CertifiedJobs:
             remaining_iterations=num_iterations - iteration,
             deadline_s=deadline_s,
             levels=self._levels[job_id],
+            gpus_per_replica=traced.gpus_per_replica,
             current_num_gpus=num_gpus,
             stalled_until_s=stalled_until_s,
         )
@@ -102,12 +103,21 @@ def state_of(job: Job | None) -> tuple[object, ...]:
 
 
 def _levels(job: TraceJob, resize_cost: ResizeCost) -> tuple[Level, ...]:
-    """Every profiled level that leaves each GPU a sample of the batch."""
+    """Every profiled level that leaves each replica a sample of the batch."""
     return tuple(
         Level(num_gpus, rate, resize_cost.seconds(num_gpus))
         for num_gpus, rate in job.curve.rate_by_num_gpus.items()
-        if rate > 0 and num_gpus <= job.global_batch_size
+        if rate > 0 and num_gpus <= job.global_batch_size * job.gpus_per_replica
     )
+
+
+def _on_whole_replicas(job: CertifiedJob, state: PoolState) -> CertifiedJob:
+    """The job without the levels for which the nodes have too few whole replicas."""
+    gang = job.gpus_per_replica
+    if gang == 1:
+        return job
+    there = sum(node.num_gpus // gang * gang for node in state.nodes.values() if node.alive)
+    return replace(job, levels=tuple(level for level in job.levels if level.num_gpus <= there))
 
 
 # --- trace verification --------------------------------------------------------------------------------
@@ -339,7 +349,7 @@ class TraceVerification:
             now_s=now_s,
             num_gpus=num_gpus,
             later=tuple(later),
-            arriving_job=self._jobs.at(event.job_id, None, now_s),
+            arriving_job=_on_whole_replicas(self._jobs.at(event.job_id, None, now_s), state),
             promised=tuple(self._jobs.at(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
             infeasibility_certificate=event.infeasibility_certificate,
         )

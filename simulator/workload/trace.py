@@ -7,7 +7,9 @@ Times are seconds on the clock of the trace; deadlines are absolute. Without a j
 In the first form num_gpu and duration may be empty or absent (only rigid baselines read them); min_gpus and max_gpus
 limit the numbers of GPUs; state_bytes is the size of the state that a resize moves (for measured overheads, see
 overhead.py); priority is the weight of the job beside others without a promise (1 unless given), and for the baselines
-`static-priority` and `weighted-fair-sharing` (without it, that of its class); tenant is the job's owner. In both
+`static-priority` and `weighted-fair-sharing` (without it, that of its class); tenant is the job's owner;
+gpus_per_replica is how many GPUs of one node hold the model together (1 unless given; baselines take it for the fewest
+GPUs of the job, anywhere). In both
 forms one of three more columns may say 1: `best_effort` (its deadline is ignored), `soft_deadline` and `padding`. Other
 columns are ignored.
 """
@@ -21,11 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-from elasticflow.shared.messages.gpus import GpuRange, range_problem
+from elasticflow.shared.messages.gpus import GpuRange, gang_range_problems, range_problem
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import (
     MAX_BATCH,
     MAX_GPUS,
+    MAX_GPUS_PER_REPLICA,
     MAX_ITERATIONS,
     MAX_TIME_S,
     PATTERNS_IN_WORDS,
@@ -143,6 +146,7 @@ COLUMNS = (
     "state_bytes",
     "priority",
     "tenant",
+    "gpus_per_replica",
 )
 REQUIRED = ("submission_time", "num_iteration", "model_name", "deadline", "batch_size")
 REQUIRED_RAW = ("submission_time", "num_gpu", "duration")
@@ -193,7 +197,8 @@ def write_trace(workload: Workload, file: Path) -> None:
     """Write a file that `read_trace` reads back to the same jobs, given the same throughputs."""
     with file.open("w", encoding="utf-8", newline="") as opened:
         writer = csv.writer(opened, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        has_gangs = any(job.gpus_per_replica > 1 for job in workload.jobs)
+        writer.writerow(COLUMNS if has_gangs else COLUMNS[:-1])
         for job in workload.jobs:
             writer.writerow(
                 (
@@ -213,6 +218,7 @@ def write_trace(workload: Workload, file: Path) -> None:
                     job.state_bytes or "",
                     "" if job.priority is None else _plain(job.priority),
                     "" if job.tenant == TENANT else job.tenant,
+                    *((job.gpus_per_replica,) if has_gangs else ()),
                 )
             )
 
@@ -243,8 +249,9 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
     job_class = job_class_of(row)
     min_gpus = row.whole("min_gpus", 1, MAX_GPUS) if row.has("min_gpus") else 1
     max_gpus = row.whole("max_gpus", 1, MAX_GPUS) if row.has("max_gpus") else None
+    gpus_per_replica = _gpus_per_replica(row, min_gpus, max_gpus)
     measured = _curve(throughputs, row, model_name, batch_size)
-    curve = _curve_within(measured, row, min_gpus, max_gpus)
+    curve = _curve_within(measured, row, max(min_gpus, gpus_per_replica), max_gpus)
     return TraceJob(
         job_id=job_id,
         submitted_at_s=submitted_at_s,
@@ -261,9 +268,21 @@ def _complete_job(throughputs: Throughputs, row: Row, job_id: str) -> TraceJob:
         curve=curve,
         min_gpus=min_gpus,
         max_gpus=max_gpus,
+        gpus_per_replica=gpus_per_replica,
         measured=None if curve == measured else measured,
         measured_by_type=throughputs.curve_by_type(model_name, batch_size),
     )
+
+
+def _gpus_per_replica(row: Row, min_gpus: int, max_gpus: int | None) -> int:
+    if not row.has("gpus_per_replica"):
+        return 1
+    number = row.whole("gpus_per_replica", 1, MAX_GPUS_PER_REPLICA)
+    if number & (number - 1):
+        raise row.bad_input("gpus_per_replica", f"must be 1, 2, 4, 8, ..., not {number}")
+    if problems := gang_range_problems(number, min_gpus, max_gpus):
+        raise row.bad_input("gpus_per_replica", "; ".join(problems))
+    return number
 
 
 def _job_id(row: Row) -> str:
@@ -312,7 +331,7 @@ def _curve(throughputs: Throughputs, row: Row, model_name: str, batch_size: int)
 
 def _curve_within(measured: ScalingCurve, row: Row, min_gpus: int, max_gpus: int | None) -> ScalingCurve:
     """The part of a model's curve within a job's range."""
-    column = "min_gpus" if row.has("min_gpus") else "max_gpus"
+    column = next((name for name in ("min_gpus", "max_gpus") if row.has(name)), "gpus_per_replica")
     if (wrong := range_problem(min_gpus, max_gpus)) is not None:
         raise row.bad_input(column, wrong)
     curve = within(measured, GpuRange.of(min_gpus, max_gpus))

@@ -53,6 +53,7 @@ class TraceJob:
     first GPU type. measured: the whole curve of its model, if the range excludes a part of it. measured_by_type: the
     same on each type where it runs; empty for a pool of one type.
     min_gpus, max_gpus: its range of GPUs; on each type, if its user asks for mixed_gpu_types.
+    gpus_per_replica: so many GPUs of one node hold its model together; its curve has no fewer.
     """
 
     job_id: str
@@ -70,6 +71,7 @@ class TraceJob:
     curve: ScalingCurve
     min_gpus: int = 1
     max_gpus: int | None = None
+    gpus_per_replica: int = 1
     measured: ScalingCurve | None = None
     mixed_gpu_types: bool = False
     measured_by_type: Mapping[str, ScalingCurve] = field(default_factory=dict[str, ScalingCurve])
@@ -93,7 +95,11 @@ class TraceJob:
         if not self.measured_by_type:
             return self.curve
         measured = self.measured_by_type.get(gpu_type)
-        return measured and within(measured, GpuRange.of(self.min_gpus, self.max_gpus))
+        return measured and within(measured, GpuRange.of(max(self.min_gpus, self.gpus_per_replica), self.max_gpus))
+
+    def without_gangs(self) -> "TraceJob":
+        """The same job with its replica's GPUs as its fewest, wherever they are: for baselines."""
+        return replace(self, gpus_per_replica=1, min_gpus=max(self.min_gpus, self.gpus_per_replica))
 
     def on_type(self, gpu_type: str) -> "TraceJob | None":
         """The same job for a pool of this type alone; None if it does not run there."""

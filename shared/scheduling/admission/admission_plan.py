@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from elasticflow.shared.scheduling.compiled_loops import Flags, Floats, Integers
 from elasticflow.shared.scheduling.jobs.job_table import JobTable, SchedulableJob, Schedule, flat_schedules, schedule_of
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.nodes import CapacityDrop, PromisableGpus
+from elasticflow.shared.state.pool import NodeState
 
 # --- The changes that one more promise would make to a plan --------------------------------------------
 
@@ -70,6 +72,13 @@ class Proposal:
 
 # --- admission plan ------------------------------------------------------------------------------------
 
+
+class PlanCopy(NamedTuple):
+    schedules: Schedules
+    availability: AvailabilityProfile
+    changed: Flags
+
+
 REPAIR_FILLINGS = 1_024  # before jobs count as late
 _NOTHING_KEPT: Mapping[str, Schedule] = MappingProxyType({})
 _NOBODY = SchedulableJob(job_id="", curve=ScalingCurve((1,), (1.0,)), remaining_iterations=0.0)
@@ -93,6 +102,7 @@ class AdmissionPlan:
     drops: GPUs that leave later, so that fewer than `num_gpus` are there.
     gone: the rows that hold the GPUs of the drops forever.
     order: the promised rows that are not late, by earliest deadline.
+    gangs: the GPUs of a replica, by row with several. nodes: of the pool; None: all GPUs are on one.
     changed: for each row, whether its schedule differs from the recorded one.
     num_fillings: what searches beside it have cost so far.
     """
@@ -128,6 +138,8 @@ class AdmissionPlan:
         self.order: Integers = rows[np.argsort(table.jobs.deadline_J[rows], kind="stable")]
         self.late: tuple[int, ...] = ()
         self.accepted: dict[int, SchedulableJob] = {}  # by row, since the plan was made
+        self.gangs: dict[int, int] = {}
+        self.nodes: Mapping[str, NodeState] | None = None
         self.num_fillings = 0  # so far, in `fill_anew`
         self.changed: Flags = np.zeros(len(table.schedules.count_J), np.bool_)
         self._repair()
@@ -208,6 +220,8 @@ class AdmissionPlan:
         self.make_space(8 * MAX_SEGMENTS)
         self.order = np.insert(self.order, self.position(row), row)
         self.accepted[row] = proposal.job
+        if proposal.job.gpus_per_replica > 1:
+            self.gangs[row] = proposal.job.gpus_per_replica
 
     @contextmanager
     def with_candidate(self, job: SchedulableJob) -> Generator[int]:
@@ -217,6 +231,21 @@ class AdmissionPlan:
             yield row
         finally:
             self.table.pop()
+
+    def copied(self) -> PlanCopy:
+        """Its schedules and free GPUs as they are now, for `restore`."""
+        availability = empty_availability_profile(len(self.availability.start_B))
+        copy_into(availability, self.availability)
+        start_JM, end_JM, num_gpus_JM, count_J = self.table.schedules
+        schedules = Schedules(start_JM.copy(), end_JM.copy(), num_gpus_JM.copy(), count_J.copy())
+        return PlanCopy(schedules, availability, self.changed.copy())
+
+    def restore(self, before: PlanCopy) -> None:
+        """Undo all changes of schedules since; no row was added."""
+        for column, copied in zip(self.table.schedules, before.schedules, strict=True):
+            column[...] = copied
+        copy_into(self.availability, before.availability)
+        self.changed[...] = before.changed
 
     def changed_rows(self) -> list[int]:
         """The promised rows whose schedule differs from the recorded one."""

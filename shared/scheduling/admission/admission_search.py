@@ -9,11 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, Proposal
+from elasticflow.shared.scheduling.admission.whole_blocks import free_for_gangs, gangs_fit
 from elasticflow.shared.scheduling.availability.availability_profile import (
     AvailabilityProfile,
     change,
     copy_into,
     empty_availability_profile,
+    reserve,
     sweep,
 )
 from elasticflow.shared.scheduling.availability.fill import (
@@ -41,7 +43,7 @@ from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedul
 
 def earliest_deadline_around_s(plan: AdmissionPlan, job: SchedulableJob) -> float | None:
     """The earliest deadline that moves no other job: fast to compute, and never too early."""
-    ends_s = _earliest_end_s(plan, job, plan.availability)
+    ends_s = _earliest_end_s(plan, job, available_to(plan, job))
     return None if ends_s is None else float(math.ceil(ends_s))
 
 
@@ -52,9 +54,16 @@ def earliest_end_alone_s(plan: AdmissionPlan, job: SchedulableJob) -> float | No
 
 def most_iterations_by(plan: AdmissionPlan, job: SchedulableJob) -> int:
     """The most iterations that can be promised by the deadline without moving another job; 0 if none."""
+    available = available_to(plan, job)
     with plan.with_candidate(job) as row:
         work = plan.scratch_arrays
-        return most_iterations(plan.availability, plan.table.jobs, row, job.deadline_s, work.found, work.memory)
+        return most_iterations(available, plan.table.jobs, row, job.deadline_s, work.found, work.memory)
+
+
+def available_to(plan: AdmissionPlan, job: SchedulableJob) -> AvailabilityProfile:
+    """The GPUs that the job may have without moving another one: those that are free, in whole blocks of nodes if each
+    of its replicas needs one."""
+    return plan.availability if job.gpus_per_replica == 1 else free_for_gangs(plan, job.gpus_per_replica)
 
 
 def earliest_ends_s(plan: AdmissionPlan, row: int, by_s: float) -> tuple[float, float]:
@@ -316,6 +325,13 @@ class AdmissionSearch:
 
     def propose(self, job: SchedulableJob) -> Proposal | None:
         """Return a way to promise `job` that makes no other job late, or None. Valid until the plan changes."""
+        if job.gpus_per_replica > 1 and (around := insert_whole_gangs(self._plan, job)) is not None:
+            return around
+        proposal = self._proposed(job)
+        return proposal if proposal is None or gangs_fit(self._plan, proposal) else None
+
+    def _proposed(self, job: SchedulableJob) -> Proposal | None:
+        """The same by numbers of GPUs alone."""
         with self._plan.with_candidate(job) as row:
             around, trials = insert_around(self._plan, row, job), self._trials(row, job)
             if around is not None:
@@ -390,3 +406,18 @@ def insert_around(plan: AdmissionPlan, row: int, job: SchedulableJob) -> Proposa
         return None
     rows = np.array([row], np.int64)
     return Proposal(job=job, rows=rows, found=gather_schedules(plan.filled, rows), availability=availability)
+
+
+def insert_whole_gangs(plan: AdmissionPlan, job: SchedulableJob) -> Proposal | None:
+    """Insert a job with several GPUs for each replica where nodes have whole blocks free, and move no other."""
+    available = free_for_gangs(plan, job.gpus_per_replica)
+    with plan.with_candidate(job) as row:
+        without_it = empty_availability_profile(len(available.start_B))
+        if not fill_one_more(available, without_it, plan.filled, plan.table.jobs, row, plan.scratch_arrays):
+            return None
+        availability = empty_availability_profile(len(plan.availability.start_B))
+        copy_into(availability, plan.availability)
+        reserve(availability, plan.filled, row)
+        rows = np.array([row], np.int64)
+        found = Proposal(job=job, rows=rows, found=gather_schedules(plan.filled, rows), availability=availability)
+    return found if gangs_fit(plan, found) else None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan
+from elasticflow.shared.scheduling.admission.whole_blocks import gangs_fit
 from elasticflow.shared.scheduling.availability.availability_profile import (
     MAX_SEGMENTS,
     PIECES_OF_A_JOB,
@@ -265,13 +266,29 @@ def allocate(
     No promise is touched: a schedule is only replaced by one that ends no later and fits around all others.
     Opportunistic jobs use GPUs that no promise holds, for as long as none does, and those of a node that leaves as if
     it stayed: they wait when it is drained, if they must.
+    Promised jobs get no more than the plan gives them if a replica of several GPUs would then lack a whole block.
     """
     assert len(plan.changed) >= plan.table.num_jobs, "rows are appended with AdmissionPlan.append"
+    plan.make_space(8 * MAX_SEGMENTS + PIECES_OF_A_JOB * (len(beside.opportunistic) + len(beside.padding)))
+    if not plan.gangs:
+        return _allocated(plan, beside, hysteresis_s, num_lent, plan.promised)
+    before = plan.copied()
+    allocation = _allocated(plan, beside, hysteresis_s, num_lent, plan.promised)
+    if not gangs_fit(plan):
+        plan.restore(before)
+        allocation = _allocated(plan, beside, hysteresis_s, num_lent, plan.promised[:0])
+    return allocation
+
+
+def _allocated(
+    plan: AdmissionPlan, beside: RowsWithoutPromise, hysteresis_s: float, num_lent: int, growing: Integers
+) -> Allocation:
+    """growing: the promised rows that may get more than the plan gives them."""
     table, shares_of = plan.table, beside.shares_of
     rows, last = np.array(beside.opportunistic, np.int64), np.array(beside.padding, np.int64)
     planned, all_rows = np.array(list(beside.soft), np.int64), np.concatenate((plan.promised, rows))
+    gaining = np.concatenate((growing, rows))
     table.schedules.count_J[rows], table.schedules.count_J[last] = 0, 0
-    plan.make_space(8 * MAX_SEGMENTS + PIECES_OF_A_JOB * (len(rows) + len(last)))
     table.jobs.deadline_J[planned] = list(beside.soft.values())
     arrays = plan.arrays
     availability, schedules = arrays.availability, arrays.schedules
@@ -279,7 +296,7 @@ def allocate(
     fill_or_report_late(arrays, planned)
     keep_unsaved_work(arrays, _without_schedule(schedules, rows))
     _start(arrays, rows, shares_of)
-    allocate_by_marginal_return(arrays, all_rows, hysteresis_s)
+    allocate_by_marginal_return(arrays, gaining, hysteresis_s)
     if num_lent or plan.drops:
         for drop in plan.drops:
             change(availability, drop.at_s, math.inf, drop.num_gpus)
@@ -386,5 +403,5 @@ def _next_level(state: PoolState, job: Job) -> int | None:
     faster = [level for level, rate in rates.items() if level > job.num_gpus and rate > best]
     if not faster and measured.probed_to < inf and (unknown := next_level(state, spec)) > job.num_gpus:
         faster = [unknown]
-    usable = [level for level in faster if level <= spec.global_batch_size and allowed.allows(level)]
+    usable = [level for level in faster if level <= spec.most_gpus and allowed.allows(level)]
     return min(usable, default=None)

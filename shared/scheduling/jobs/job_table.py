@@ -45,11 +45,14 @@ class SchedulableJob:
     starts_over: bool = False  # each change of GPUs loses all iterations
     migration_cost: ResizeCost = FREE
     migration_budget: float = 0.0  # of its time, and one migration at once; 0: it never migrates
+    gpus_per_replica: int = 1  # so many GPUs of one node belong together
 
     def asks_no_less_than(self, other: "SchedulableJob") -> bool:
-        """Whether it has the curve of the other, no less work, is due no later, and has no less room to migrate."""
+        """Whether it has the curve of the other, no less work, is due no later, and has no less room to migrate, nor
+        smaller replicas."""
         return (
             self.curve == other.curve
+            and self.gpus_per_replica >= other.gpus_per_replica
             and self.migration_budget >= other.migration_budget
             and self.deadline_s <= other.deadline_s
             and self.remaining_iterations >= other.remaining_iterations

@@ -5,6 +5,7 @@ rows and one copy.
 """
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import inf
@@ -75,13 +76,17 @@ def _tie(name: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveJobTable:
-    """The jobs with a known curve, and their curves, by row; promised and other rows apart."""
+    """The jobs with a known curve, and their curves, by row; promised and other rows apart.
+
+    gangs: the GPUs of a replica, by row with several.
+    """
 
     table: JobTable
     listed: tuple[Job, ...]
     curves: tuple[ScalingCurve, ...]
     promised: Integers
     others: Integers
+    gangs: Mapping[int, int]
 
 
 class LiveJobRows:
@@ -191,6 +196,7 @@ class LiveJobRows:
             curves=tuple([curve for slot in rows if (curve := self._curves[slot])]),
             promised=np.flatnonzero(promised),
             others=np.flatnonzero(~promised),
+            gangs={row: int(self._gangs[slots[row]]) for row in np.flatnonzero(self._gangs[slots] > 1).tolist()},
         )
 
     def _write(self, state: PoolState, job: Job) -> int:
@@ -219,7 +225,7 @@ class LiveJobRows:
         self._rates[slot] = progress_rate(job, curve)
         self._progressed_at[slot] = job.progressed_at_s
         self._write_unsaved(slot)
-        self._restarts[slot] = job.restarts_to_resize
+        self._restarts[slot], self._gangs[slot] = job.restarts_to_resize, spec.gpus_per_replica
         may_be_migrated = promised and not job.pinned and not job.restarts_to_resize
         arrays.migration_budget_J[slot] = self._migration_budget if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s
@@ -274,6 +280,7 @@ class LiveJobRows:
         self._migrated_at = np.zeros(64)
         self._ties, self._promised = np.zeros(64, np.int64), np.zeros(64, np.bool_)
         self._counts, self._restarts = np.zeros(64, np.bool_), np.zeros(64, np.bool_)
+        self._gangs = np.zeros(64, np.int64)
 
     def _forget_measured(self, curves: Map[str, MeasuredCurve]) -> None:
         """Write the rows of jobs whose curve was measured again."""
@@ -289,6 +296,6 @@ class LiveJobRows:
         self._arrays = with_room(self._arrays, num_rows, self._arrays.levels_JL.shape[1])
         self._schedules = with_rows(self._schedules, num_rows)
         single = ("_left", "_iterations", "_rates", "_curve_rates", "_progressed_at", "_migrated_at")
-        for name in (*single, "_ties", "_promised", "_counts", "_restarts"):
+        for name in (*single, "_ties", "_promised", "_counts", "_restarts", "_gangs"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))

@@ -107,11 +107,12 @@ def level_beyond(state: PoolState, spec: JobSpec) -> int:
 
 
 def most_useful(state: PoolState, spec: JobSpec) -> int:
-    """The largest power of two of GPUs that each compute a sample or, if their number is known, a virtual node."""
+    """The largest power of two of GPUs whose replicas each compute a sample or, if their number is known, a virtual
+    node."""
     measured = state.curves.get(spec.profile_key)
     virtual_nodes = None if measured is None else measured.virtual_nodes
-    parts = spec.global_batch_size if virtual_nodes is None else virtual_nodes.count
-    most = min(max(parts, spec.gpu_range.least), spec.global_batch_size)
+    parts = spec.most_gpus if virtual_nodes is None else virtual_nodes.count * spec.gpus_per_replica
+    most = min(max(parts, spec.gpu_range.least), spec.most_gpus)
     return 1 << (most.bit_length() - 1)
 
 
@@ -324,6 +325,7 @@ def arriving_job(
         starts_over=spec.entry == TORCHRUN,
         migration_cost=migration_cost_of(state, spec),
         migration_budget=0.0 if spec.entry == TORCHRUN or deadline_s is None else migration_budget(state),
+        gpus_per_replica=spec.gpus_per_replica,
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticflow.shared.messages.gpus import GpuId
-from elasticflow.shared.state.topology import GPU, Block, Branch, Level, Topology
+from elasticflow.shared.state.topology import GPU, NODE, Block, Branch, Level, Topology
 
 BitSet = int
 _Bools = npt.NDArray[np.bool_]
@@ -48,6 +48,7 @@ class Blocks:
         ]
         self._worst_level_S = topology.block_levels
         self._unit_S = [_unit(self._worst_level_S, topology.worst_level, s) for s in range(len(self._worst_level_S))]
+        self._of_gangs = dict[tuple[int, int], BitSet]()
         self._part_by_level_P = [
             (level, part_R[self.rank_P]) for level, part_R in _parts(topology.tree, len(gpus)).items()
         ]
@@ -76,6 +77,17 @@ class Blocks:
     def worst_level(self, s: int) -> Level:
         """What connects the worst block of 2^s GPUs."""
         return self._worst_level_S[s]
+
+    def of_gangs(self, s: int, gang: int) -> BitSet:
+        """The blocks of 2^s GPUs of which each block of 2^gang GPUs lies in one node."""
+        if (s, gang) not in self._of_gangs:
+            blocks = 0
+            for level, of_level in self._blocks_by_level_S[gang] if gang < len(self._blocks_by_level_S) else ():
+                blocks |= of_level if level <= NODE else 0
+            for half in range(gang, s):
+                blocks &= blocks >> (1 << half) & self.aligned_S[half + 1] if half + 1 < len(self.aligned_S) else 0
+            self._of_gangs[s, gang] = blocks
+        return self._of_gangs[s, gang]
 
     def unit(self, s: int) -> int:
         """The exponent of the blocks that a job of 2^s GPUs needs: smaller ones where any of these serve as well.
@@ -264,12 +276,12 @@ class FreeBlocks:
                 return first(self._in_smallest_free_block(self._preferred(candidates, s), s))
         return None
 
-    def fragments(self, num_gpus: int) -> BitSet:
+    def fragments(self, num_gpus: int, gang: int = 0) -> BitSet:
         """Free GPUs where no block is free: close together first, then without avoided positions, then in few
-        fragments.
+        fragments. Each is of 2^gang GPUs at least, and of whole ones that are free; enough must be.
         """
-        part, chosen = self._closest(num_gpus), 0
-        for s in reversed(range(num_gpus.bit_length() - 1)):
+        part, chosen = self._closest(num_gpus, gang), 0
+        for s in reversed(range(gang, num_gpus.bit_length() - 1)):
             whole = self._blocks.inside(part, s)
             while whole and num_gpus >= 1 << s:
                 best = whole & self._blocks.inside(part & ~self._avoided, s) or whole
@@ -282,16 +294,26 @@ class FreeBlocks:
         """Free GPUs that `level` connects and no faster one, none of them avoided; None if there are too few."""
         return self._blocks.apart(self.positions & ~self._avoided, num_gpus, level)
 
-    def _closest(self, num_gpus: int) -> BitSet:
+    def _closest(self, num_gpus: int, gang: int) -> BitSet:
         """Free positions of the lowest part of the tree that has enough; without avoided ones if a part of the same
         level suffices.
         """
-        part, others = self._blocks.closest(self.positions, num_gpus), self.positions & ~self._avoided
+        free, others = self.positions, self.positions & ~self._avoided
+        if gang:
+            free, others = self.in_gangs(free, gang), self.in_gangs(others, gang)
+        part = self._blocks.closest(free, num_gpus)
         if part & self._avoided and others.bit_count() >= num_gpus:
             among_others = self._blocks.closest(others, num_gpus)
             if self._blocks.level(among_others) == self._blocks.level(part):
                 return among_others
         return part
+
+    def in_gangs(self, positions: BitSet, gang: int) -> BitSet:
+        """Those of these positions that are parts of whole blocks of 2^gang GPUs of one node."""
+        found = self._blocks.inside(positions, gang) & self._blocks.of_gangs(gang, gang)
+        for half in range(gang):
+            found |= found << (1 << half)
+        return found
 
     def _preferred(self, candidates: BitSet, s: int) -> BitSet:
         """The free blocks of 2^s GPUs without avoided positions, or all of them if there are none."""

@@ -2,8 +2,9 @@
 
 A promised job has a claim to a whole block: where none is free, the jobs in the cheapest one move out, and smaller ones
 for them in turn. Largest first, powers of two always fit (`buddy_blocks`), unless jobs that may not move lie in every
-block (docs/adr/0107). Other jobs move only if that pays, and may get fragments. `allocation` decides the number of
-GPUs. Source: ElasticFlow, section 4.3.
+block (docs/adr/0107). Other jobs move only if that pays, and may get fragments. A job with several GPUs for each
+replica gets whole replicas, each in one block of a node, or keeps those that it has (docs/adr/0055). `allocation`
+decides the number of GPUs. Source: ElasticFlow, section 4.3.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence, Set
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from elasticflow.shared.messages.gpus import GpuId
+from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
 from elasticflow.shared.scheduling.placement.buddy_blocks import (
     BitSet,
@@ -54,7 +55,8 @@ MAX_ATTEMPTS = 3  # for one claim: each moves jobs, and takes it back if one of 
 class Placement:
     """The GPUs of each job. migrated: jobs that moved although their number of GPUs did not change.
 
-    meets_claims: each job with a claim has a whole block.
+    Jobs with several GPUs for each replica may have fewer GPUs than they were to get, or none.
+    meets_claims: each job with a claim has a whole block, and all its replicas.
     """
 
     gpus_by_job: Mapping[str, tuple[GpuId, ...]]
@@ -71,6 +73,7 @@ class MigrationRules:
     given_up: by job whose number of GPUs changes, those that it gets only if too few others are free.
     measured_level(job_id): what connects the GPUs on which a promise counts, if the speed of the job there is to be
     measured; else None. It gets the worst free block of its size, or free GPUs as far apart (docs/adr/0122).
+    gangs: the GPUs of a replica, by job with several. Without a claim, such a job makes none move that has one.
     """
 
     movable: Set[str]
@@ -79,6 +82,7 @@ class MigrationRules:
     displacement_cost: Callable[[str], float] = lambda job_id: inf
     given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
     measured_level: Callable[[str], Level | None] = lambda job_id: None
+    gangs: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def place(
@@ -89,7 +93,7 @@ def place(
     avoided: Collection[GpuId] = (),
     last: LastPositions | None = None,
 ) -> Placement:
-    """Give each job its number of GPUs, in one buddy block wherever one is free.
+    """Give each job its number of GPUs, in one buddy block wherever one is free; whole replicas to those with gangs.
 
     num_gpus_by_job: 0 or powers of two, in total at most the GPUs of the topology.
     current: GPUs that no longer exist are ignored.
@@ -159,6 +163,9 @@ class PlacementBuilder:
         given_up: Mapping[str, Collection[GpuId]] = migration_rules.given_up if migration_rules is not None else {}
         self._given_up = {job_id: blocks.positions(gpus) for job_id, gpus in given_up.items()}
         self._withheld = 0  # free positions that the job does not get which is placed now
+        gangs: Mapping[str, int] = migration_rules.gangs if migration_rules is not None else {}
+        self._gangs = {job_id: log2(num_gpus) for job_id, num_gpus in gangs.items()}
+        self._wanted_of_gangs = {job_id: staying[job_id].num_gpus for job_id in self._gangs if job_id in staying}
 
     @property
     def taken(self) -> BitSet:
@@ -167,9 +174,14 @@ class PlacementBuilder:
 
     @property
     def meets_claims(self) -> bool:
-        """Whether each job with a claim is connected no worse than the worst block of its size."""
+        """Whether each job with a claim is connected no worse than the worst block of its size, and is complete."""
         claims = self._migration_rules.claims if self._migration_rules is not None else frozenset[str]()
-        return all(self.positions_by_job[job_id].meets_claim for job_id in claims & self.positions_by_job.keys())
+        held = self.positions_by_job
+        lacks_replicas = any(
+            job_id not in held or held[job_id].num_gpus < self._wanted_of_gangs[job_id]
+            for job_id in claims & self._wanted_of_gangs.keys()
+        )
+        return not lacks_replicas and all(held[job_id].meets_claim for job_id in claims & held.keys())
 
     def resize(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> None:
         """Place the jobs whose number of GPUs changes, largest first.
@@ -178,16 +190,54 @@ class PlacementBuilder:
         fit.
         """
         waiting = sorted(wanted, key=lambda job_id: (-wanted[job_id], job_id))
-        held = [job_id for job_id in waiting if current.get(job_id)]
+        growing = self._held_gangs(wanted, current) if self._gangs else frozenset[str]()
+        held = [job_id for job_id in waiting if current.get(job_id) and job_id not in growing]
         for job_id in sorted(held, key=lambda job_id: wanted[job_id] > len(current[job_id])):
             size, own = log2(wanted[job_id]), self._blocks.positions(current[job_id])
             with self._free_without(job_id, wanted[job_id]):
                 start = self._best_fit(job_id, size, self._blocks.near(own, size))
                 if start is not None and not self._is_better_than_needed(job_id, size, start):
                     self._assign(job_id, size, start)
+                elif job_id in self._gangs:
+                    self._keep_replicas(job_id, own, wanted[job_id])
         for job_id in waiting:
-            if job_id not in self.positions_by_job:
+            if job_id in growing:
+                self._grow(job_id, log2(wanted[job_id]))
+            elif job_id not in self.positions_by_job:
                 self._place_anew(job_id, wanted[job_id])
+
+    def _held_gangs(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> Set[str]:
+        """The jobs that are to get more replicas. They hold those that they have until more are found for them."""
+        found = set[str]()
+        for job_id in sorted(self._gangs.keys() & wanted.keys()):
+            self._wanted_of_gangs[job_id] = wanted[job_id]
+            gpus = tuple(gpu for gpu in current.get(job_id, ()) if gpu in self._blocks.position_by_gpu)
+            own = self._blocks.positions(gpus)
+            is_free = own == own & self._free.positions
+            is_whole = are_whole_gangs([gpu.node_id for gpu in gpus], 1 << self._gangs[job_id])
+            if own and is_free and is_whole and len(gpus) < wanted[job_id]:
+                self._free.take(own)
+                self.positions_by_job[job_id] = GpuPositions(self._blocks, gpus, len(gpus))
+                found.add(job_id)
+        return found
+
+    def _grow(self, job_id: str, size: int) -> None:
+        """Give a job more replicas, around those that it has if possible; it keeps these if there are no more."""
+        held = self.positions_by_job.pop(job_id, None)  # a job before it may have displaced it
+        own = 0 if held is None else held.positions
+        self._free.give(own)
+        start = self._best_fit(job_id, size, self._blocks.near(own, size))
+        if start is not None and not self._is_better_than_needed(job_id, size, start):
+            self._assign(job_id, size, start)
+        elif not self._place_gangs(job_id, size) and held is not None:
+            self._free.take(own)
+            self.positions_by_job[job_id] = held
+
+    def _keep_replicas(self, job_id: str, own: BitSet, num_gpus: int) -> None:
+        """Let a job that shrinks keep so many of its GPUs, in whole replicas, if it has them."""
+        own = self._free.in_gangs(own & self._free.positions, self._gangs[job_id])
+        if own.bit_count() >= num_gpus > 1 << self._gangs[job_id]:
+            self._take(job_id, FreeBlocks(self._blocks, own, self._avoided).fragments(num_gpus, self._gangs[job_id]))
 
     def keep_claims(self) -> None:
         """Migrate jobs that are connected worse than their claim, because a node was lost or a block was not free."""
@@ -209,6 +259,12 @@ class PlacementBuilder:
         """Whether the place meets the claim of the job, if it has one."""
         if job_id in self._staying:
             self.migrated.add(job_id)
+        if job_id in self._gangs:
+            with self._free_without(job_id, num_gpus):
+                is_placed = self._place_gangs(job_id, log2(num_gpus))
+            if not is_placed and job_id in self._given_up:  # rather on these than on none
+                is_placed = self._place_gangs(job_id, log2(num_gpus))
+            return is_placed or not self._has_claim(job_id)
         with self._free_without(job_id, num_gpus):
             if self._has_claim(job_id) and self._place_claim(job_id, log2(num_gpus)):
                 return True
@@ -236,7 +292,7 @@ class PlacementBuilder:
             if not held.spread or not self._blocks.inside(self._free.positions | held.positions, size):
                 continue
             self._free.give(held.positions)
-            start = self._free.best_fit(size)
+            start = self._free.best_fit(size, self._among(job_id, size))
             if start is not None and self._pays(job_id, held.level, size, start):
                 self._free.take_block(size, start)
                 self._move(job_id, size, start)
@@ -250,7 +306,13 @@ class PlacementBuilder:
         return migration_benefit.gained_gpu_seconds(level, closer) > migration_benefit.lost_gpu_seconds
 
     def _best_fit(self, job_id: str, size: int, among: BitSet = -1) -> int | None:
-        return self._free.best_fit(size, among, worst_level=self._measured_level(job_id) is not None)
+        return self._free.best_fit(
+            size, among & self._among(job_id, size), worst_level=self._measured_level(job_id) is not None
+        )
+
+    def _among(self, job_id: str, size: int) -> BitSet:
+        """The blocks of 2^size GPUs that the job may get: of whole replicas, if these have several GPUs."""
+        return self._blocks.of_gangs(size, self._gangs[job_id]) if job_id in self._gangs else -1
 
     def _measured_level(self, job_id: str) -> Level | None:
         return None if self._migration_rules is None else self._migration_rules.measured_level(job_id)
@@ -267,10 +329,10 @@ class PlacementBuilder:
     def _apart_to_measure(self, job_id: str, size: int, start: int | None) -> BitSet | None:
         """Free GPUs that are connected as badly as a promise counts on, for a job whose speed is to be measured there.
 
-        None if the block is, or if there are none. Jobs with a claim keep to blocks.
+        None if the block is, or if there are none. Jobs with a claim keep to blocks, and those with gangs.
         """
         level = self._measured_level(job_id)
-        if level is None or not size or self._has_claim(job_id):
+        if level is None or not size or self._has_claim(job_id) or job_id in self._gangs:
             return None
         if start is not None and self._blocks.level_of_block(size, start) >= level:
             return None
@@ -335,7 +397,7 @@ class PlacementBuilder:
         free, chosen = FreeBlocks(self._blocks, around & ~block, self._avoided), dict[str, tuple[int, int]]()
         for job_id in sorted(leaving, key=lambda job_id: (-self.positions_by_job[job_id].num_gpus, job_id)):
             size = log2(self.positions_by_job[job_id].num_gpus)
-            start = free.best_fit(size)
+            start = free.best_fit(size, self._among(job_id, size))
             if start is None or self._blocks.level_of_block(size, start) > self.positions_by_job[job_id].level:
                 return False
             free.take_block(size, start)
@@ -365,37 +427,81 @@ class PlacementBuilder:
         if start is not None:
             self._assign(job_id, size, start)
             return True
-        unit = self._blocks.unit(size)
-        free = self._blocks.members(self._blocks.inside(self._free.positions, unit))[: 1 << (size - unit)]
+        return self._place_on_units(job_id, size, self._blocks.unit(size))
+
+    def _place_gangs(self, job_id: str, size: int) -> bool:
+        """Place a job in whole replicas: in one block, if it is free or the job has a claim to it; else in several, at
+        last in those that jobs leave which may have fragments instead. Nothing changes if there are too few."""
+        gang = self._gangs[job_id]
+        start = self._best_fit(job_id, size)
+        if start is not None:
+            self._assign(job_id, size, start)
+            return True
+        if self._has_claim(job_id) and self._place_on_units(job_id, size, max(self._blocks.unit(size), gang)):
+            return True
+        if self._free.in_gangs(self._free.positions, gang).bit_count() >= 1 << size:
+            self._take(job_id, self._free.fragments(1 << size, gang))
+            return True
+        return self._place_on_units(job_id, size, gang, is_hard=True)
+
+    def _place_on_units(self, job_id: str, size: int, unit: int, *, is_hard: bool = False) -> bool:
+        """Place a job on 2^size GPUs in blocks of 2^unit, after the jobs that lie there have moved.
+
+        is_hard: these may have fragments instead of the blocks to which they have a claim.
+        """
+        among = self._among(job_id, unit)
+        free = self._blocks.members(self._blocks.inside(self._free.positions, unit) & among)[: 1 << (size - unit)]
         num_missing = (1 << (size - unit)) - len(free)
         if not num_missing:
             self._take(job_id, sum(_block(unit, start) for start in free))
             return True
-        cheapest = self._clearable_blocks(unit, num_missing + MAX_BLOCKS_TRIED)
+        kept = self._kept_by_others(job_id, unit, is_hard=is_hard)
+        cheapest = self._clearable_blocks(unit, num_missing + MAX_BLOCKS_TRIED, kept, among)
         for first in range(min(len(cheapest) - num_missing + 1, MAX_ATTEMPTS)):
             before = (dict(self.positions_by_job), self._free.positions, set(self.migrated), list(self._movable))
             emptied = cheapest[first : first + num_missing]
             displaced = self._displaced_from(sum(_block(unit, start) for start in emptied))
             self._take(job_id, sum(_block(unit, start) for start in (*free, *emptied)))
-            if all(self._place_anew(other_id, num_gpus) for num_gpus, other_id in displaced):
+            if all(
+                self._place_anew(other_id, num_gpus) or (is_hard and other_id not in self._gangs)
+                for num_gpus, other_id in displaced
+            ):
                 return True
             self.positions_by_job, positions, self.migrated, self._movable = before
             self._free, self._movers = FreeBlocks(self._blocks, positions, self._avoided), None
         return False
 
-    def _clearable_blocks(self, size: int, count: int) -> list[int]:
+    def _kept_by_others(self, job_id: str, size: int, *, is_hard: bool) -> BitSet:
+        """The positions that no job leaves for this one: withheld ones, and those of larger and equal jobs with a claim
+        to their blocks.
+
+        is_hard: those of other jobs with as many GPUs for each replica, and for a job without a claim those of all
+        that have one. Whatever it is, promised replicas are left for larger ones only.
+        """
+        kept, has_claim = self._withheld, self._has_claim(job_id)
+        for other_id, held in self.positions_by_job.items():
+            claims, gang = self._has_claim(other_id), self._gangs.get(other_id, 0)
+            if is_hard and not has_claim:
+                keeps = claims or gang > 0
+            elif is_hard or gang:
+                keeps = claims and gang >= self._gangs.get(job_id, 0)
+            else:
+                keeps = claims and held.num_gpus >= 1 << size and self._is_whole(held)
+            if keeps:
+                kept |= held.positions
+        return kept
+
+    def _clearable_blocks(self, size: int, count: int, kept: BitSet, among: BitSet) -> list[int]:
         """The starts of blocks whose jobs can leave, cheapest first among those with the fewest GPUs to leave.
 
-        Larger and equal jobs with a claim keep their blocks.
+        kept: the positions that stay as they are. among: the blocks that may be taken.
         """
-        holders, kept = dict[int, str](), self._withheld
+        holders = dict[int, str]()
         for job_id, held in self.positions_by_job.items():
-            if self._has_claim(job_id) and held.num_gpus >= 1 << size and self._is_whole(held):
-                kept |= held.positions
-            else:
+            if not held.positions & kept:
                 holders.update(dict.fromkeys(held.members, job_id))
         taken = self._blocks.counts(self.taken, size)
-        candidates = self._blocks.members(self._blocks.inside(self._blocks.every_position & ~kept, size))
+        candidates = self._blocks.members(self._blocks.inside(self._blocks.every_position & ~kept, size) & among)
         found = list[tuple[float, int]]()
         for start in sorted(candidates, key=lambda start: taken[start >> size]):
             here = (holders[each] for each in range(start, start + (1 << size)) if each in holders)

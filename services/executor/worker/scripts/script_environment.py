@@ -21,6 +21,8 @@ from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import visible_devices
 from elasticflow.services.executor.worker.process.log_file import last_line_since, size_of_output
 from elasticflow.services.executor.worker.process.users_process import PROCESS, exit_call
+from elasticflow.shared.messages.gpus import are_whole_gangs
+from elasticflow.shared.messages.job_environment import GPUS_PER_REPLICA_VARIABLE
 from elasticflow.shared.messages.job_spec import SCRIPT_SUFFIX, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 
@@ -140,6 +142,9 @@ def torchrun_environment(
         "TORCHELASTIC_RESTART_COUNT": max(assignment.plan.generation - 1, 0),
         "TORCHELASTIC_MAX_RESTARTS": _UNLIMITED,
     }
+    if (gang := assignment.spec.gpus_per_replica) > 1:
+        assert are_whole_gangs([slot.node_id for slot in slots], gang), "a replica is on two nodes"
+        numbers[GPUS_PER_REPLICA_VARIABLE] = gang
     words = {
         "MASTER_ADDR": host,
         "ROLE_NAME": "default",

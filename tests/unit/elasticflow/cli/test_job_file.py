@@ -31,6 +31,7 @@ batch = 256
 batch_per_worker = 32
 iterations = 3000
 gpus = "2..8"
+gpus_per_replica = 2
 gpu_type = "A100,V100"
 gpu_memory = "40GiB"
 mixed = true
@@ -112,6 +113,7 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--batch-per-worker=32",
         "--iterations=3000",
         "--gpus=2..8",
+        "--gpus-per-replica=2",
         "--gpu-type=A100,V100",
         "--gpu-memory=40GiB",
         "--mixed",

@@ -29,6 +29,7 @@ TEXTS: dict[str, Any] = {  # other options take any text
     "sweep": ("lr=[0.1, 0.2]",),
     "secrets": ("TOKEN",),
     "gpus": "2..8",
+    "gpus_per_replica": 4,
     "gpu_memory": "8GiB",
     "start_timeout": "10m",
     "stall_timeout": "5m",

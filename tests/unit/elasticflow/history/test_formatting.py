@@ -146,3 +146,8 @@ def test_a_plain_line_comes_out_as_it_is(capsys: pytest.CaptureFixture[str]) -> 
     line = "g1-r0 | step\t7 " + 300 * "x"
     say_line(line)
     assert capsys.readouterr().out == line + "\n"
+
+
+def test_a_profile_names_the_gpus_of_a_replica() -> None:
+    described = profiled_spec_in_words(spec(training_function="train:__torchrun__", gpus_per_replica=2))
+    assert described == "train:__torchrun__, iterations of 64 samples on 2.. GPUs only, 2 for each replica"

@@ -15,7 +15,7 @@ from elasticflow import ElasticJob, Scalar
 from elasticflow.cli.job_options import SubmissionOptions
 from elasticflow.errors import InvalidJob
 from elasticflow.sdk.job import Condition
-from elasticflow.sdk.script import Script
+from elasticflow.sdk.script import Script, TorchrunScript
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.job_spec import JobClass, MetricCondition
@@ -111,6 +111,36 @@ def test_a_job_names_its_gpu_type_or_none():
     assert job.set_gpus(gpu_type="V100").set_gpus(min_gpus=2).spec().gpu_type == "V100"
     with pytest.raises(InvalidJob, match="gpu_type: must be up to 64 letters"):
         job.set_gpus(gpu_type="two words").spec()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"gpus_per_replica": 3}, "^gpus_per_replica: must be a power of two: 1, 2, 4, 8, ..., not 3$"),
+        ({"gpus_per_replica": 0}, "^gpus_per_replica: "),
+        ({"gpus_per_replica": 2048}, "^gpus_per_replica: .*1024"),
+        ({"gpus_per_replica": 4, "min_gpus": 6}, "min_gpus: 6 is no multiple of gpus_per_replica, 4: choose 4 or 8"),
+        ({"gpus_per_replica": 4, "max_gpus": 2}, "max_gpus: 2 is no multiple of gpus_per_replica, 4: choose 4, or"),
+        ({"gpus_per_replica": 4, "mixed_gpu_types": True}, "mixed_gpu_types: the GPUs of a replica are of one type"),
+    ],
+)
+def test_replicas_that_no_pool_can_give_are_refused_before_anything_is_sent(changes: dict[str, Any], why: str):
+    job = TorchrunScript("train.py").set_hyperparameter(global_batch_size=8).term_condition(max_iterations=100)
+    for name, value in changes.items():
+        setattr(job, name, value)
+    with pytest.raises(InvalidJob, match=why):
+        job.set_deadline(within="2m").spec()
+
+
+def test_a_script_says_how_many_gpus_hold_its_model_and_a_class_may_not():
+    job = TorchrunScript("train.py").set_hyperparameter(global_batch_size=8).term_condition(max_iterations=100)
+    spec = job.set_gpus(gpus_per_replica=4).set_deadline(within="2m").spec()
+    assert (spec.gpus_per_replica, spec.gpu_range.least, spec.profile_family) == (4, 4, f"{spec.model_key}/b8")
+    assert spec.model_key.endswith("#gang4")
+    chosen = SubmissionOptions(target="train.py", torchrun=True, gpus_per_replica=4)
+    assert chosen.command() == "eflow submit train.py --torchrun --gpus-per-replica 4"
+    with pytest.raises(InvalidJob, match=r"gpus_per_replica: only torchrun scripts .* fully_shard, with --torchrun"):
+        Small().set_gpus(gpus_per_replica=2).set_deadline(within="2m").spec()
 
 
 def test_a_mistyped_hyperparameter_is_refused_where_it_is_set():

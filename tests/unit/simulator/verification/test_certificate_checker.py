@@ -52,6 +52,13 @@ def test_gpus_that_no_buddy_block_has_are_rejected() -> None:
     assert problems(promise((100.0, 110.0, 3), levels=levels)) == ["a: 3 GPUs are no buddy block"]
 
 
+def test_gpus_that_are_no_whole_replicas_are_rejected() -> None:
+    whole = promise((100.0, 110.0, 4), gpus_per_replica=4)
+    assert not problems(whole)
+    half = promise((100.0, 110.0, 2), gpus_per_replica=4)
+    assert problems(half) == ["a: 2 GPUs are no whole replicas of 4"]
+
+
 # --- yes: one schedule ----------------------------------------------------------------------------------
 
 

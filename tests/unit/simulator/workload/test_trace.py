@@ -259,6 +259,34 @@ def test_a_range_in_which_the_model_does_not_run_is_refused(tmp_path: Path, leas
         read_trace(file, TABLES)
 
 
+def test_a_trace_may_give_the_gpus_of_a_replica(tmp_path: Path) -> None:
+    rows = ("a,10,500,bert,900,64,2,300,2", "b,10,500,bert,900,64,2,300,")
+    workload = read_trace(trace_of(tmp_path, f"{HEADER},gpus_per_replica", *rows), TABLES)
+    assert [job.gpus_per_replica for job in workload.jobs] == [2, 1]
+    assert [job.curve.rate_by_num_gpus for job in workload.jobs] == [{2: 1.5}, {1: 1.0, 2: 1.5}]
+    assert [(job.gpus_per_replica, job.min_gpus) for job in (workload.jobs[0].without_gangs(),)] == [(1, 2)]
+    write_trace(workload, tmp_path / "written.csv")
+    assert read_trace(tmp_path / "written.csv", TABLES).jobs == workload.jobs
+    alone = read_trace(trace_of(tmp_path, HEADER, GOOD), TABLES)
+    write_trace(alone, tmp_path / "written.csv")
+    assert "gpus_per_replica" not in (tmp_path / "written.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("header", "values", "words"),
+    [
+        ("", "3", "gpus_per_replica '3': must be 1, 2, 4, 8, ..., not 3"),
+        ("", "4", "gpus_per_replica '4': .* it does on 1, 2"),
+        (",max_gpus", "2,1", "max_gpus: 1 is no multiple of gpus_per_replica, 2"),
+    ],
+)
+def test_replicas_on_which_the_model_does_not_run_are_refused(
+    tmp_path: Path, header: str, values: str, words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        read_trace(trace_of(tmp_path, f"{HEADER},gpus_per_replica{header}", f"{GOOD},{values}"), TABLES)
+
+
 def test_a_range_without_a_size_is_refused_by_its_column(tmp_path: Path) -> None:
     large = Throughputs(source="tables", curves={"bert": {64: ScalingCurve((4,), (3.0,))}})
     with pytest.raises(BadInput, match=r"max_gpus '2': leaves no number of GPUs .* it does on 4"):

@@ -52,6 +52,18 @@ def test_a_script_sees_only_the_gpus_of_its_nodes_workers(inherited, visible):
     assert on_cpu["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_a_script_is_told_how_many_gpus_are_a_replica_if_they_are_several():
+    def environment(gpus_per_replica: int, slots: list[GpuSlot]) -> dict[str, str]:
+        several = assignment(rank=2)
+        several = replace(several, spec=replace(several.spec, gpus_per_replica=gpus_per_replica))
+        return torchrun_environment(several, slots, "10.0.0.1:4000", {})
+
+    assert environment(2, SEATS)["EF_GPUS_PER_REPLICA"] == "2"
+    assert "EF_GPUS_PER_REPLICA" not in environment(1, SEATS)
+    with pytest.raises(AssertionError, match="on two nodes"):
+        environment(4, SEATS)
+
+
 def test_workers_that_share_a_gpu_cannot_run_a_script_under_torchrun():
     shared = {"CUDA_VISIBLE_DEVICES": "0,0,1,1"}
     with pytest.raises(TrainingFailed, match="needs a GPU for each of its workers, and slots of this node share one"):
