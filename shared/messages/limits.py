@@ -64,6 +64,7 @@ PATTERNS_IN_WORDS = {
     _IDENTITY_PATTERN: "must be the 16 hexadecimal digits of a job's identity",
     _MAYBE_IDENTITY_PATTERN: "must be the 16 hexadecimal digits of a job's identity",
     _FUNCTION_PATTERN: "must be like package.module:Class",
+    _PYTHON_PATTERN: "must be 3.11, 3.12 or 3.13, or such a version with a third number",
     _FOLDER_PATTERN: "must be a folder like src/jobs, below another one",
     _VARIABLE_PATTERN: "must be a name of letters, digits and _",
     URI_PATTERN: "must be a URI like s3://bucket/folder or file:///data/set",
