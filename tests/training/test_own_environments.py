@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import pytest_asyncio
 from elasticflow.services.executor.processes.job_environments import UNUSED_S, JobEnvironments
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, PreparedFolders
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation
+from elasticflow.services.executor.worker.preparation import make_environment
+from elasticflow.services.executor.worker.preparation.make_environment import EnvironmentMaker
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import Finished, Started
 from elasticflow.shared.runtime.process.environment_python import interpreter_of
@@ -34,6 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 WITHIN_S = 600.0
 CODE = Path(__file__).parents[2] / "testbed" / "user_code"
 JOB = "own_packages:OwnPackages"
+REAL_UV = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
 OTHER_PYTHON = "3.12.99"  # that no node has
 
 
@@ -146,9 +150,42 @@ async def test_what_cannot_be_had_fails_its_job_and_says_why(own_node, index, li
     assert said in str(unusable.value)
 
 
+async def test_a_job_trains_with_a_numpy_that_the_node_has_not(own_node, index):
+    download = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(index), "numpy==1.26.4")
+    if (await asyncio.to_thread(subprocess.run, download, check=False)).returncode:
+        pytest.skip("no package index has numpy 1.26.4 for this Python")
+    environment = Path(await own_node.made(own_environment(index, "numpy<2", "packaging")))
+    said, bits = await own_node.result(environment)
+    assert said["numpy"] == "1.26.4"
+    plain = await asyncio.to_thread(plain_training, environment)
+    assert (plain.stdout.strip(), plain.returncode) == (str(int(bits)), 0), plain.stderr
+
+
+@pytest.mark.skipif(REAL_UV is None, reason="this machine has no uv")
+async def test_uv_makes_an_environment_in_which_a_worker_can_be_imported(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(make_environment, "_uv", lambda: REAL_UV)
+    (tmp_path / "work").mkdir()
+    maker = EnvironmentMaker(tmp_path / "result", tmp_path / "work")
+    await asyncio.to_thread(maker.make, own_environment(index, "packaging<25"))
+    await asyncio.to_thread(maker.check_worker)
+    (info,) = (tmp_path / "result" / "venv").glob("lib/python3.*/site-packages/packaging-0.5.dist-info")
+    assert (info / "INSTALLER").read_text() == "uv"
+
+
+async def test_an_environment_whose_python_is_gone_is_made_anew(own_node, index):
+    wanted = own_environment(index, "packaging<25", "ef_tiny")
+    environment = Path(await own_node.made(wanted))
+    interpreter = interpreter_of(environment)
+    os.unlink(interpreter)
+    os.symlink("/absent/python3", interpreter)
+    assert await own_node.made(wanted) == str(environment)
+    assert os.access(interpreter, os.X_OK)
+
+
 async def test_a_fork_server_of_an_environment_is_warm_while_it_is_used(own_node, index, monkeypatch):
     environment = await own_node.made(own_environment(index, "packaging<25", "ef_tiny"))
     servers = own_node.launcher._environments
+    await servers.close()  # those of other tests
     first = await own_node.result(environment)
     assert servers.in_use == (environment,)
     (follower,) = servers._followers

@@ -24,6 +24,8 @@ from elasticflow.shared.extras import DISTRIBUTION
 from elasticflow.shared.messages.job_environment import OwnEnvironment
 from elasticflow.shared.messages.worker_protocol.forking import MakeEnvironment
 from elasticflow.shared.runtime.process import run_module
+from elasticflow.shared.runtime.process.environment_python import interpreter_of
+from elasticflow.shared.runtime.process.folder_tree import delete_folder
 
 # --- folders -------------------------------------------------------------------------------------------
 
@@ -64,6 +66,7 @@ class JobEnvironments:
         if environment is None:
             return ""
         folder = self._root / tenant / environment_digest(environment)
+        await asyncio.to_thread(_delete_if_broken, folder)
         making = Preparation(
             folder=folder,
             what="its environment",
@@ -75,6 +78,12 @@ class JobEnvironments:
         await self._folders.prepare(making, within_s=within_s, turns=self._one_at_a_time[tenant])
         await asyncio.to_thread(os.utime, folder)  # in use, so it is not deleted as old
         return str(folder)
+
+
+def _delete_if_broken(folder: Path) -> None:
+    """A Python that uv had found may be gone by now: another one is found for it."""
+    if folder.is_dir() and not os.path.exists(interpreter_of(folder)):
+        delete_folder(folder)
 
 
 # --- fork servers --------------------------------------------------------------------------------------
