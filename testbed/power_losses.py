@@ -25,7 +25,7 @@ LONGEST_S = 900.0
 KINDS = ("a node", "all nodes", "all nodes and services")
 PHASES = ("profiling", "starting", "switching", "checkpointing", "ending")
 STRUCK = "job-00"
-STEP_S = 0.002  # between two looks at the phase
+STEP_S = 0.0005  # between two looks at the phase: writing a checkpoint may take two milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)

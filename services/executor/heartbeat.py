@@ -19,7 +19,7 @@ from elasticflow.services.executor.decisions.state import PoolMembership, State,
 from elasticflow.shared.errors import BadSettings, Retry, TooLarge, WrongExpectedSequence
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
-from elasticflow.shared.messages.events.nodes import Starts
+from elasticflow.shared.messages.events.nodes import KnownStarts, Starts
 from elasticflow.shared.messages.timeouts import FailureTimeouts, takeover_s
 from elasticflow.shared.runtime.bus.contract import Bus, Value
 from elasticflow.shared.runtime.bus.streams import node_bucket
@@ -50,6 +50,7 @@ class NodeRecord:
         self.replaced = ""  # the incarnation whose heartbeat its first one has replaced, sent at replaced_heard_s
         self.replaced_heard_s: float | None = None
         self.replaced_starts: Starts = None  # named in that heartbeat
+        self.replaced_preparations: KnownStarts = ()
         self._revision = 0
         self._is_uncertain = False  # whether the last heartbeat was stored
         self._foreign_data = b""
@@ -90,10 +91,11 @@ class NodeRecord:
         message = _message(record)
         await self._write(data, record.revision if record is not None else 0)
         self._incarnation = heartbeat.incarnation
-        self.replaced, self.replaced_heard_s, self.replaced_starts = "", None, None
+        self.replaced, self.replaced_heard_s = "", None
+        self.replaced_starts, self.replaced_preparations = None, ()
         if isinstance(message, NodeReported):
             self.replaced, self.replaced_heard_s = message.incarnation, message.at_s
-            self.replaced_starts = message.starts
+            self.replaced_starts, self.replaced_preparations = message.starts, message.preparations
         return True
 
     def _has_ended(self, record: Value, lease_s: float) -> bool:
@@ -140,6 +142,10 @@ class Workers(Protocol):
 
     @property
     def preparing(self) -> tuple[str, ...]: ...
+    def preparations(self, starts: KnownStarts) -> KnownStarts:
+        """Those of these starts, which are all that matter, of which no worker has run."""
+        ...
+
     def kill_all(self) -> None: ...
     def extend_leases(self, until_s: float) -> None: ...
 
@@ -222,13 +228,12 @@ class Heartbeat:
         state = self._host.state
         if state.shutting_down and state.membership is not PoolMembership.MEMBER:
             return False  # claim no further incarnation
-        heartbeat = replace(node_report(state, self._clock.now_s()), preparing=self._workers.preparing)
+        heartbeat = self._made(state, with_metrics=True)
         try:
             is_stored = await self._record.store(heartbeat)
         except TooLarge as error:  # what jobs report must not end the node
             self._log.warning("HeartbeatWithoutMetrics", error=str(error))
-            without = node_report(state, self._clock.now_s(), with_metrics=False)
-            heartbeat = replace(without, preparing=self._workers.preparing)
+            heartbeat = self._made(state, with_metrics=False)
             is_stored = await self._record.store(heartbeat)
         if not is_stored:
             return False
@@ -241,9 +246,15 @@ class Heartbeat:
                     replaced=self._record.replaced,
                     replaced_heard_s=self._record.replaced_heard_s,
                     replaced_starts=self._record.replaced_starts,
+                    replaced_preparations=self._record.replaced_preparations,
                 )
             )
         return True
+
+    def _made(self, state: State, *, with_metrics: bool) -> NodeReported:
+        report = node_report(state, self._clock.now_s(), with_metrics=with_metrics)
+        preparations = self._workers.preparations(report.starts or ())
+        return replace(report, preparing=self._workers.preparing, preparations=preparations)
 
     async def _enforce_lease(self) -> None:
         while True:

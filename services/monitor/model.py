@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from elasticflow.shared.messages.events import NodeReported, WorkerReport
-from elasticflow.shared.messages.events.nodes import Starts
+from elasticflow.shared.messages.events.nodes import KnownStarts, Starts
 from elasticflow.shared.messages.load_spec import Ranges
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.fold import ledger_fold
@@ -68,6 +68,7 @@ class LastHeartbeat:
     revision: int = 0
     lease_s: float = 0.0
     starts: Starts = None
+    preparations: KnownStarts = ()
     fence_due_s: float = 0.0
     is_fenced: bool = False
 
@@ -192,6 +193,7 @@ def _with_heartbeat(state: MonitorState, stored: HeartbeatStored, now_s: float) 
         revision=stored.revision,
         lease_s=reported.lease_s,
         starts=reported.starts,
+        preparations=reported.preparations,
     )
     state = replace(state, heartbeats=state.heartbeats.set(reported.node_id, heartbeat))
     for job_id in reported.preparing:

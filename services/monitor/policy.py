@@ -134,6 +134,7 @@ def _lost_nodes(state: MonitorState, now_s: float) -> list[NodeLost | FenceNode]
                 at_s=now_s,
                 heard_s=heard_s,
                 starts=live_starts(state.pool, heartbeat.starts),
+                preparations=live_starts(state.pool, heartbeat.preparations) or (),
             )
             outputs.append(lost)
         elif since_s is not None and now_s >= heartbeat.fence_due_s:

@@ -187,6 +187,7 @@ class Job:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     restarts: int = 0  # crashes since the last durable progress: a checkpoint, or a later recovered_iteration
     nodes_lost_at_start: tuple[str, ...] = ()  # the first of each generation in a row that did not train
+    nodes_lost_in_preparation: tuple[str, ...] = ()  # the same, of starts of which no worker ran on the node
     settled_generation: int = 0  # starts up to this generation have trained, or count as lost
     unwitnessed_starts: tuple[str, ...] = ()  # nodes whose loss no other one outlived, and that have not come back
     ended_starts: tuple[tuple[int, str], ...] = ()  # generations, and the nodes that ended in them, since it trained

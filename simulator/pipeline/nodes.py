@@ -24,6 +24,7 @@ from elasticflow.services.monitor.model import FenceNode
 from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.shared.errors import Retry
 from elasticflow.shared.messages import codec
+from elasticflow.shared.messages.events.nodes import KnownStarts
 from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.to_worker import (
@@ -216,6 +217,7 @@ class VirtualNode:
         self.node_id, self._num_gpus, self._num_boots = node_id, num_gpus, 0
         self._previous_run_id, self._leased_until_s = "", 0.0
         self._starting: dict[WorkerId, _Start] = {}
+        self._launched: set[tuple[str, int]] = set()  # starts whose workers have a process
         self._has_starts = asyncio.Event()
         replica = ReplicaSpecification(
             name=node_id, make_policy=self._booted, metrics=metrics, act=self._act, beside=self._heartbeat
@@ -234,6 +236,7 @@ class VirtualNode:
             self.executor.kill(with_its_machine=True)
             self._environment.kill_all(self.node_id, reported=False, silently=silently)
             self._starting.clear()
+            self._launched.clear()
             self._loop.after(outage_s, self.executor.start)
 
     def partition(self, outage_s: float) -> None:
@@ -291,6 +294,8 @@ class VirtualNode:
             self._has_starts.clear()
             due = tuple(self._starting.values())
             await heartbeat.stored()
+            self._launched.update(start.action.worker[:2] for start in due)
+            await heartbeat.stored()
             for start in due:
                 if self._starting.get(start.action.worker) is start:
                     del self._starting[start.action.worker]
@@ -304,6 +309,12 @@ class VirtualNode:
     @property
     def preparing(self) -> tuple[str, ...]:
         return self._environment.preparing(self.node_id)
+
+    def preparations(self, starts: KnownStarts) -> KnownStarts:
+        """Those of these starts of which no worker has run: also those of jobs whose packages are not there yet."""
+        self._launched.intersection_update(starts)
+        waiting = self.preparing
+        return tuple(start for start in starts if start not in self._launched or start[0] in waiting)
 
     def kill_all(self) -> None:
         """The lease of the workers is over."""

@@ -1,11 +1,13 @@
 """Installations that take longer than a job may go without a step, on the virtual cluster."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.events import JobFailed, WorkerCrashed
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.state.job import Phase
 from elasticflow.simulator.pipeline.cluster import Arrival, Scenario
 from elasticflow.simulator.pipeline.nodes import VirtualNode
@@ -14,9 +16,9 @@ from testbed.simulated_runs import problems, random_scenario, run_to_rest
 INSTALL_S = 400.0  # the pool gives a job 120 s without a step
 
 
-def scenario(seed: int, *, curves_known: bool) -> Scenario:
+def scenario(seed: int, *, curves_known: bool, num_nodes: int = 2) -> Scenario:
     """Every job requires packages."""
-    base = random_scenario(seed, num_jobs=4, num_nodes=2, curves_known=curves_known)
+    base = random_scenario(seed, num_jobs=4, num_nodes=num_nodes, curves_known=curves_known)
 
     def requiring(arrival: Arrival) -> Arrival:
         command = arrival.command
@@ -46,3 +48,27 @@ def test_without_a_word_of_the_node_the_jobs_are_stalled(monkeypatch: pytest.Mon
     failed = [entry.message for entry in cluster.entries if isinstance(entry.message, JobFailed)]
     assert failed
     assert all("it did not start to train" in event.error for event in failed)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_job_goes_on_after_two_nodes_were_lost_for_good_while_they_prepared_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start is lost only where a worker ran (docs/adr/0096)."""
+    lost, launch = dict[int, str](), VirtualNode._launch
+
+    def launch_and_end(node: VirtualNode, start: Any) -> None:
+        launch(node, start)
+        job_id, generation, _ = start.action.worker
+        if job_id == "job-00" and len(lost) < 2 and generation not in lost:
+            lost[generation] = node.node_id
+            node._loop.after(20.0, lambda: node.crash(1e9))  # after some heartbeats
+
+    monkeypatch.setattr(VirtualNode, "_launch", launch_and_end)
+    base = scenario(seed, curves_known=True, num_nodes=5)
+    config = replace(base.config, max_nodes_lost_at_start=PoolConfig().max_nodes_lost_at_start)
+    cluster = run_to_rest(replace(base, config=config), seed, longest_s=20_000.0)
+    assert len({*lost.values()}) == 2
+    assert list(problems(cluster)) == []
+    assert [entry.message for entry in cluster.entries if isinstance(entry.message, JobFailed)] == []
+    assert cluster.state.ended_jobs["job-00"].phase is Phase.FINISHED

@@ -243,13 +243,14 @@ def _profiling_limit_s(state: State, job: Job) -> float:
 
 
 def _quarantined(state: State, job: Job, now_s: float) -> JobFailed | ProfilingFailed:
-    nodes = ", ".join(job.nodes_lost_at_start)
+    nodes, prepared = (", ".join(each) for each in (job.nodes_lost_at_start, job.nodes_lost_in_preparation))
+    crashes = job.restarts + len(job.nodes_lost_in_preparation)
+    last = f"nodes were lost that prepared it ({prepared})" if prepared else "its start ended its executors"
     cause = (
         f"each of its last {len(job.nodes_lost_at_start)} starts lost a node ({nodes}), so no other node starts it; "
         "see the log of the executors there"
-        if nodes
-        else f"crashed {counted(job.restarts, 'time')} in a row without a new checkpoint; last: its start ended its "
-        "executors; see their logs"
+        if len(job.nodes_lost_at_start) >= state.pool.config.max_nodes_lost_at_start
+        else f"crashed {counted(crashes, 'time')} in a row without a new checkpoint; last: {last}; see their logs"
     )
     return _failed(state, job, from_worker.Failed(error=f"{cause}, then submit it again"), now_s)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from elasticflow.shared.messages.events import StoredFile, UnstoredFile
-from elasticflow.shared.messages.events.nodes import Starts
+from elasticflow.shared.messages.events.nodes import KnownStarts, Starts
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import (
     Assignment,
@@ -60,13 +60,14 @@ class NodeClaimed:
     """No other executor of this node id has workers, and none can claim the node before this incarnation is over.
 
     replaced: the incarnation whose record it replaces, last heard at replaced_heard_s, when it had begun
-    replaced_starts.
+    replaced_starts; of those that are replaced_preparations, no worker had run.
     """
 
     incarnation: str
     replaced: str = ""
     replaced_heard_s: float | None = None
     replaced_starts: Starts = None
+    replaced_preparations: KnownStarts = ()
 
 
 UNCLAIMED = NodeClaimed(incarnation="")

@@ -181,6 +181,7 @@ def _joined(state: State, now_s: float) -> NodeJoined:
         separates_gpus=state.node_specification.separates_gpus,
         replaced_heard_s=state.replaced_heard_s,
         replaced_starts=state.replaced_starts,
+        replaced_preparations=state.replaced_preparations,
         at_s=max(now_s, math.nextafter(since_s, math.inf)),
     )
 

@@ -23,7 +23,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import PlanDecided
-from elasticflow.shared.messages.events.nodes import Starts
+from elasticflow.shared.messages.events.nodes import KnownStarts, Starts
 from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.messages.worker_protocol import from_worker
@@ -240,6 +240,11 @@ class State:
         return live_starts(self.pool, self.claim.replaced_starts) if self.replaced_heard_s is not None else None
 
     @property
+    def replaced_preparations(self) -> KnownStarts:
+        """Those of the replaced starts of which no worker had run."""
+        return live_starts(self.pool, self.claim.replaced_preparations) or () if self.replaced_starts else ()
+
+    @property
     def is_in_ledger(self) -> bool:
         """The ledger counts this node as a member, or will: `NodeJoined` may be on its way once the name is claimed."""
         return self.membership is PoolMembership.MEMBER or self.claimed == self.incarnation
@@ -378,7 +383,8 @@ def is_quarantined(state: State, job: Job) -> bool:
     config = state.pool.config
     if len(job.nodes_lost_at_start) >= config.max_nodes_lost_at_start:
         return True
-    return job.restarts > config.max_restarts and job.started_at_s is None and job.previous_generation is None
+    crashes = job.restarts + len(job.nodes_lost_in_preparation)
+    return crashes > config.max_restarts and job.started_at_s is None and job.previous_generation is None
 
 
 # --- heartbeat ------------------------------------------------------------------------------------------

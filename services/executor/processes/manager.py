@@ -40,6 +40,7 @@ from elasticflow.services.executor.processes.prepared_folders import (
     take_folders,
 )
 from elasticflow.shared.errors import BadSettings, ElasticFlowError
+from elasticflow.shared.messages.events.nodes import KnownStarts
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.from_worker import (
@@ -167,6 +168,7 @@ class WorkerManager:
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
         self._preparing: list[str] = []  # the job of each worker that waits for it
+        self._launched: set[tuple[str, int]] = set()  # starts of which a worker has run, or does so soon
         self._lease_until_s = 0.0  # 0: there was no contact yet, so there is no worker
         self._tasks = asyncio.TaskGroup()
 
@@ -212,6 +214,11 @@ class WorkerManager:
         """The jobs whose workers wait for packages, an environment or data."""
         return tuple(sorted(set(self._preparing)))
 
+    def preparations(self, starts: KnownStarts) -> KnownStarts:
+        """Those of these starts, which are all that matter, of which no worker has run."""
+        self._launched.intersection_update(starts)
+        return tuple(start for start in starts if start not in self._launched)
+
     def kill_all(self) -> None:
         for worker in tuple(self._slots):
             self._kill(worker)
@@ -256,7 +263,7 @@ class WorkerManager:
         spec, within_s = assignment.spec, assignment.timeouts.preparation_s
         secrets: dict[str, str] = {}
         try:
-            await self._announced()  # what is done for the job from here on may end this executor, or its machine
+            await self._announced()  # what is done for the job from here on may end this executor
             secrets = self._secret_keys.open(tenant, spec.secrets)
             code_path = await self._code.folder(tenant, spec.code_digest)
             own = spec.own_environment
@@ -271,6 +278,8 @@ class WorkerManager:
             for moved in await asyncio.to_thread(take_folders, self._data_dir, worker.job_id, owner):
                 self._log.warning("FolderOfAnotherJobMoved", job_id=worker.job_id, folder=str(moved))
             await self._bring_checkpoints(worker, assignment, tenant)
+            self._launched.add(worker[:2])
+            await self._announced()  # from here on its code may end the machine
             slot.is_launching = True  # from here on a process may exist: it is killed once it is known
             assignment = replace(
                 assignment,

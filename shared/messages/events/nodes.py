@@ -29,7 +29,8 @@ from elasticflow.shared.messages.limits import (
 
 # Generations of jobs that an executor has begun to start and that do not train there yet: before it does anything for
 # one, the record of its node names it. None: unknown, of an older executor or monitor.
-Starts = tuple[tuple[Token, Generation], ...] | None
+KnownStarts = tuple[tuple[Token, Generation], ...]
+Starts = KnownStarts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class NodeJoined:
     separates_gpus: Annotated[bool, Strict()] = False
     replaced_heard_s: TimeS | None = None  # the last heartbeat of the incarnation that it replaces; None: unknown
     replaced_starts: Starts = None  # named in that heartbeat
+    replaced_preparations: KnownStarts = ()  # those of them of which no worker ran yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class NodeLost:
     at_s: TimeS
     heard_s: TimeS | None = None  # when this monitor received its last heartbeat; 0: never; None: unknown
     starts: Starts = None  # named in that heartbeat
+    preparations: KnownStarts = ()  # those of them of which no worker ran yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,7 @@ class NodeReported:
 
     lease_s: if it is acknowledged, workers run for so long after it was sent.
     preparing: jobs whose packages and data this node is getting; their workers start afterwards.
+    preparations: those of the starts of which no worker ran yet; they may wait for packages, data or checkpoints.
     """
 
     VERSION: ClassVar[int] = 1
@@ -125,6 +129,7 @@ class NodeReported:
     lease_s: DurationS = 0.0
     preparing: tuple[Token, ...] = ()
     starts: Starts = None
+    preparations: KnownStarts = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,6 +183,8 @@ def _credible(rates: Mapping[int, float], measured: MeasuredCurve) -> Mapping[in
 
     So a profile that exaggerates misleads promises once, not again with each number of GPUs (docs/adr/0091).
     """
+    if not measured.measured_at_s:  # all configured
+        return rates
     at_s = {num_gpus: measured.measured_at_s.get(num_gpus, 0.0) for num_gpus in sorted(rates)}
     if list(at_s.values()) == sorted(at_s.values()):  # nearly always: larger numbers are measured later
         return rates
@@ -341,7 +343,8 @@ def resize_cost(state: PoolState) -> ResizeCost:
 
 def resize_cost_of(state: PoolState, spec: JobSpec) -> ResizeCost:
     """The same for this job: at least `own_start_s`."""
-    return _with_own_start(resize_cost(state), own_start_s(state, spec))
+    cost = resize_cost(state)
+    return _with_own_start(cost, own_start_s(state, spec)) if spec.start_timeout_s else cost
 
 
 def own_start_s(state: PoolState, spec: JobSpec) -> float:

@@ -151,7 +151,7 @@ def _with_node(before: PoolState, after: PoolState, event: events.NodeJoined | e
 
 # --- ledger fold ---------------------------------------------------------------------------------------
 
-FOLD = 45  # raise it when the same messages fold to another state: older snapshots are then not read
+FOLD = 46  # raise it when the same messages fold to another state: older snapshots are then not read
 
 _BY_SERVICES = (  # executors report the others, each on the jobs that have workers on its node
     *(events.JobCancelled, events.JobProfiled, events.JobAmended, events.JobProgressed, events.JobAtRisk),

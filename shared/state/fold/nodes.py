@@ -6,7 +6,7 @@ from typing import NamedTuple
 from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import NodeJoined
-from elasticflow.shared.messages.events.nodes import Starts
+from elasticflow.shared.messages.events.nodes import KnownStarts, Starts
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
 from elasticflow.shared.state.gpu_types import type_of_profile
 from elasticflow.shared.state.job import Job, nodes_of
@@ -28,11 +28,13 @@ MAX_ENDED_STARTS = 64  # of a job; a start may be on many nodes
 
 
 class NodeEnd(NamedTuple):
-    """How an executor has ended: it was last heard at heard_s, when it had begun these starts."""
+    """How an executor has ended: it was last heard at heard_s, when it had begun these starts. Of those that are
+    preparations, no worker had run there."""
 
     node_id: str
     heard_s: float
     starts: Starts
+    preparations: KnownStarts
 
     def newest_start(self, job: Job) -> int:
         """The newest generation of the job that it had begun to start; 0: none."""
@@ -98,15 +100,18 @@ def with_lost_start(state: PoolState, job: Job, end: NodeEnd) -> Job:
         generation = end.newest_start(job)
         if job.crashed_start is not None and job.crashed_start.generation == generation:
             return job  # it counts as a crash
-    return _with_lost_start_of(job, generation, end.node_id)
+    return _with_lost_start_of(job, generation, end)
 
 
-def _with_lost_start_of(job: Job, generation: int, node_id: str) -> Job:
-    """The job with one more lost start, unless this generation has trained, or is lost already with another node."""
+def _with_lost_start_of(job: Job, generation: int, end: NodeEnd) -> Job:
+    """The job with one more lost start, or preparation, unless this generation has trained or is lost already."""
     if generation <= max(job.settled_generation, job.void_generation):
         return job
-    lost = (*job.nodes_lost_at_start, node_id)
-    return fast_replace(job, nodes_lost_at_start=lost, settled_generation=generation)
+    if (job.job_id, generation) in end.preparations:
+        job = fast_replace(job, nodes_lost_in_preparation=(*job.nodes_lost_in_preparation, end.node_id))
+    else:
+        job = fast_replace(job, nodes_lost_at_start=(*job.nodes_lost_at_start, end.node_id))
+    return fast_replace(job, settled_generation=generation)
 
 
 def with_crash_of_lost_node(state: PoolState, end: NodeEnd, *, is_jobs_doing: bool) -> PoolState:
@@ -121,7 +126,7 @@ def with_crash_of_lost_node(state: PoolState, end: NodeEnd, *, is_jobs_doing: bo
             generation = job.crashed_start.generation if job.crashed_start is not None else 0
             had_begun = (job.job_id, generation) in (end.starts or ())
             if is_jobs_doing and (end.starts is None or (had_begun and job.job_id in suspected)):
-                job = _with_lost_start_of(job, generation, end.node_id)
+                job = _with_lost_start_of(job, generation, end)
             job = fast_replace(job, crashed_start=None, restarts=max(job.restarts - 1, 0))
             state = with_job(state, job)
     return state
@@ -143,10 +148,11 @@ def with_lost_starts_judged(state: PoolState, started_again: str = "", returned:
     have more.
     """
     for job in state.live_jobs.values():
-        if not job.nodes_lost_at_start and not job.unwitnessed_starts and not job.ended_starts:
+        lost_nodes = (*job.nodes_lost_at_start, *job.nodes_lost_in_preparation)
+        if not lost_nodes and not job.unwitnessed_starts and not job.ended_starts:
             continue
-        lost = tuple(node_id for node_id in job.nodes_lost_at_start if node_id != started_again)
-        kept = tuple(node_id for node_id in lost if _is_outlived(state, node_id))
+        lost = [node_id for node_id in lost_nodes if node_id != started_again]
+        kept = {node_id for node_id in lost if _is_outlived(state, node_id)}
         dropped = [node_id for node_id in lost if node_id not in kept]
         waiting = [node_id for node_id in job.unwitnessed_starts if node_id not in (started_again, returned)]
         waiting += [node_id for node_id in dropped if not state.nodes[node_id].alive]
@@ -154,7 +160,8 @@ def with_lost_starts_judged(state: PoolState, started_again: str = "", returned:
         crashes = back + sum(state.nodes[node_id].alive for node_id in dropped)
         judged = fast_replace(
             job,
-            nodes_lost_at_start=kept,
+            nodes_lost_at_start=tuple(each for each in job.nodes_lost_at_start if each in kept),
+            nodes_lost_in_preparation=tuple(each for each in job.nodes_lost_in_preparation if each in kept),
             unwitnessed_starts=tuple(waiting[-MAX_UNWITNESSED:]),
             ended_starts=tuple(start for start in job.ended_starts if start[1] != started_again),
             restarts=job.restarts + crashes,
@@ -193,7 +200,8 @@ def node_joined(state: PoolState, event: events.NodeJoined, sequence: int) -> Po
         return state
     if known is not None and known.alive:
         heard_s, by_itself = event.replaced_heard_s, _same_start(known, event)
-        end = None if heard_s is None else NodeEnd(event.node_id, heard_s, event.replaced_starts)
+        named = event.replaced_starts, event.replaced_preparations
+        end = None if heard_s is None else NodeEnd(event.node_id, heard_s, *named)
         state = without_workers_on(state, event.node_id, end if by_itself else None)
         if end is not None:
             state = with_crash_of_lost_node(state, end, is_jobs_doing=by_itself)
@@ -279,7 +287,7 @@ def node_lost(state: PoolState, event: events.NodeLost, sequence: int) -> PoolSt
     left = event.reason == "left"
     node = replace(node, alive=False, since_s=event.at_s, left=left, ended_s=ended_s, awaited=False)
     state = with_nodes(state, state.nodes.set(event.node_id, node))
-    end = NodeEnd(event.node_id, ended_s, event.starts)
+    end = NodeEnd(event.node_id, ended_s, event.starts, event.preparations)
     state = without_workers_on(state, event.node_id, None if left else end)
     state = with_crash_of_lost_node(state, end, is_jobs_doing=not left)
     state = with_lost_starts_judged(state)

@@ -57,6 +57,7 @@ def profiling_failed(state: PoolState, job: Job, event: events.ProfilingFailed, 
         void_generation=max(job.void_generation, event.generation),
         restarts=0 if is_there else job.restarts,
         nodes_lost_at_start=() if is_there else job.nodes_lost_at_start,
+        nodes_lost_in_preparation=() if is_there else job.nodes_lost_in_preparation,
         unwitnessed_starts=() if is_there else job.unwitnessed_starts,
         ended_starts=() if is_there else job.ended_starts,
     )

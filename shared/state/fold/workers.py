@@ -75,6 +75,7 @@ def generation_started(state: PoolState, job: Job, event: events.GenerationStart
         start_phases=(),
         trained_on=tuple(dict.fromkeys((*job.trained_on, *nodes_of(job.gpus)))),
         nodes_lost_at_start=(),
+        nodes_lost_in_preparation=(),
         settled_generation=event.generation,
         unwitnessed_starts=(),
         ended_starts=(),

@@ -11,6 +11,7 @@ from elasticflow.services.executor.heartbeat import Heartbeat
 from elasticflow.shared.errors import WrongExpectedSequence
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeReported
+from elasticflow.shared.messages.events.nodes import KnownStarts
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_METRICS_BYTES
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import Progressed
@@ -65,6 +66,9 @@ class Node:
             await asyncio.Event().wait()
         return revision + 1
 
+    def preparations(self, starts: KnownStarts) -> KnownStarts:
+        return starts[1:]
+
     def kill_all(self) -> None:
         self.kills += 1
 
@@ -99,6 +103,18 @@ async def test_a_heartbeat_that_metrics_make_too_large_is_sent_without_them() ->
     assert isinstance(heartbeat, NodeReported)
     assert len(heartbeat.workers) == len(node.state.workers)
     assert {(report.iteration, len(report.metrics)) for report in heartbeat.workers} == {(9, 0)}
+
+
+async def test_a_heartbeat_tells_of_which_starts_no_worker_has_run() -> None:
+    node = Node(unacknowledged=range(0), heartbeat_timeout_s=2.0)
+    node.state = (
+        ExecutorNode(node.folded).settle().admit("a").place("node-0:0").admit("b").place("node-0:1", job_id="b").state
+    )
+    await until(node, num_leases=1)
+    assert node.stored is not None
+    heartbeat = codec.decode(node.stored.data).message
+    assert isinstance(heartbeat, NodeReported)
+    assert (heartbeat.starts, heartbeat.preparations) == ((("a", 1), ("b", 1)), (("b", 1),))
 
 
 @pytest.mark.parametrize("are_stored", [False, True])

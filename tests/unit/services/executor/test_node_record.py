@@ -181,9 +181,14 @@ async def test_a_record_that_vanished_extends_no_lease(bus: MemoryBus) -> None:
 
 async def test_a_claim_tells_which_starts_the_replaced_incarnation_had_begun(bus: MemoryBus) -> None:
     starts = (("job-a", 3), ("job-b", 1))
-    await put(bus, encoded(NodeReported(node_id=NODE, incarnation="a-0", at_s=7.0, lease_s=LEASE_S, starts=starts)))
+    known = NodeReported(
+        node_id=NODE, incarnation="a-0", at_s=7.0, lease_s=LEASE_S, starts=starts, preparations=starts[:1]
+    )
+    await put(bus, encoded(known))
     record = NodeRecord(bus, POOL, NODE, run_id="b", previous_run_id="a", boot_s=lambda: 100.0)
     assert await record.store(heartbeat("b-0"))
     assert (record.replaced, record.replaced_heard_s, record.replaced_starts) == ("a-0", 7.0, starts)
+    assert record.replaced_preparations == starts[:1]
     assert await record.store(heartbeat("b-1"))
     assert record.replaced_starts is None, "an incarnation that names none says nothing"
+    assert record.replaced_preparations == ()

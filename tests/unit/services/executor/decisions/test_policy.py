@@ -17,6 +17,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.decisions.state import node_report
 from elasticflow.shared.messages import events
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Alive,
     CheckpointWritten,
@@ -232,3 +233,18 @@ def test_a_job_has_few_warnings() -> None:
     for number in range(20):
         node.reports(Warned(warning=f"{number}")).settle()
     assert len(node.emitted_of(events.JobWarned)) == len(node.state.pool.live_jobs["a"].warnings) == 8
+
+
+@pytest.mark.parametrize("times", [2, 5, 6])
+def test_a_job_fails_once_as_many_nodes_were_lost_that_prepared_it_as_it_may_crash(times: int) -> None:
+    """No worker of it ran on them: two of them are not enough."""
+    node = ExecutorNode().settle().admit("a")
+    pool = node.state.pool
+    job = replace(pool.live_jobs["a"], nodes_lost_in_preparation=tuple(f"node-{number}" for number in range(times)))
+    node.state = replace(node.state, pool=replace(pool, live_jobs=pool.live_jobs.set("a", job)))
+    node.place("node-0:0")
+    failed = node.emitted_of(events.JobFailed)
+    assert (len(node.starts), len(failed)) == ((0, 1) if times > PoolConfig().max_restarts else (1, 0))
+    for event in failed:
+        assert event.error.startswith("crashed 6 times in a row without a new checkpoint; last: nodes were lost that ")
+        assert "prepared it (node-0, node-1, " in event.error

@@ -21,6 +21,7 @@ from elasticflow.services.executor.processes.job_environments import JobEnvironm
 from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import GenerationSecrets, WorkerManager
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
+from elasticflow.shared.messages.events.nodes import KnownStarts
 from elasticflow.shared.messages.job_environment import OwnEnvironment
 from elasticflow.shared.messages.job_spec import ContinuedJob, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -124,6 +125,29 @@ async def test_nothing_is_done_for_a_job_before_the_pool_knows_that_its_start_be
     announced.set()
     await launcher.launched.get()
     assert folders == ["lab"]
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_start_is_a_preparation_until_the_pool_knows_that_its_worker_runs(tmp_path: Path) -> None:
+    """Who is lost before loses no start: no code of the job has run there."""
+    launcher, named = Launcher(), list[tuple[KnownStarts, int]]()
+    start = ("a", 3)
+
+    async def note() -> None:
+        named.append((manager.preparations((start,)), launcher.launched.qsize()))
+
+    manager = manager_of(launcher, tmp_path, announced=note)
+    running = asyncio.create_task(manager.run())
+    await asyncio.sleep(0)
+    plan = GenerationPlan(generation=3, world_size=1)
+    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=spec(), checkpoint_dir="unused")
+    manager.act(StartWorker(assignment=assignment, tenant="lab"))
+    await launcher.launched.get()
+    assert named == [((start,), 0), ((), 0)]
+    assert manager.preparations((start, ("b", 1))) == (("b", 1),)
+    manager.preparations(())
+    assert manager.preparations((start,)) == (start,), "what no heartbeat names any more is forgotten"
     running.cancel()
     await asyncio.wait({running})
 

@@ -172,6 +172,27 @@ def test_a_start_is_lost_only_if_the_node_had_begun_it(gone: Any, starts: events
     assert (job(history).broken, counted(history)) == (True, (("node-0",), 0) if is_lost else ((), 0))
 
 
+@pytest.mark.parametrize("later", [(), (joins(0, 2, at_s=90.0, heard_s=80.0, supervisor=2),)], ids=["", "rebooted"])
+@pytest.mark.parametrize(
+    "gone", [silent(0, heard_s=2.0), joins(0, 1, at_s=4.0, heard_s=2.0)], ids=["silent", "joined again"]
+)
+def test_a_node_that_is_lost_while_it_prepares_a_start_loses_no_start(gone: Any, later: tuple[Any, ...]) -> None:
+    """No worker has run there. What is prepared may still end machines, so it counts as a crash does."""
+    is_silent = isinstance(gone, events.NodeLost)
+    named = ("starts", "preparations") if is_silent else ("replaced_starts", "replaced_preparations")
+    history = starting(2, "node-0:0").then(replace(gone, **dict.fromkeys(named, BEGAN)))
+    assert (counted(history), job(history).nodes_lost_in_preparation) == (((), 0), ("node-0",))
+    history.then(at(9.0, 2, "node-1:0"), stopped(1, "node-0"), *later)
+    assert (counted(history), job(history).nodes_lost_in_preparation) == (((), 0), () if later else ("node-0",))
+    assert job(history.started("a")).nodes_lost_in_preparation == ()
+
+
+def test_a_start_is_lost_by_the_node_where_its_worker_ran_although_it_was_prepared_elsewhere() -> None:
+    gone = replace(silent(0, heard_s=2.0), starts=(*BEGAN, ("b", 1)), preparations=(("b", 1),))
+    history = starting(2, "node-0:0").then(gone)
+    assert (counted(history), job(history).nodes_lost_in_preparation) == ((("node-0",), 0), ())
+
+
 @pytest.mark.parametrize(("starts", "is_lost"), [(BEGAN, True), (OTHERS, False)])
 def test_a_peers_crash_that_a_lost_node_explains_is_a_lost_start_only_if_that_node_had_begun_it(
     starts: events.Starts, is_lost: bool
