@@ -71,11 +71,17 @@ def violated_in(folder: Path, loaded: Versions) -> list[str]:
     return found
 
 
-def required_by(package: Distribution) -> Iterator[Requirement]:
+def required_by(package: Distribution, extras: Iterable[str] = ()) -> Iterator[Requirement]:
+    """What it requires on this machine, with these extras."""
+    chosen = ("", *extras)
     for line in package.requires or ():
         requirement = parsed_line(line)
-        if requirement is not None and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+        if requirement is not None and any(_is_for(requirement, extra) for extra in chosen):
             yield requirement
+
+
+def _is_for(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def parsed_line(line: str) -> Requirement | None:

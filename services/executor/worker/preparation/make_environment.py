@@ -127,18 +127,21 @@ def linkable_torch(lines: Iterable[str]) -> list[Distribution]:
         torch = distribution("torch")
     except PackageNotFoundError:
         return []
-    found = {"torch": torch}
-    left = [torch]
+    found, seen = {"torch": torch}, set[str]()
+    left = [Requirement("torch")]
     while left:
-        for requirement in required_by(left.pop()):
-            name = canonicalize_name(requirement.name)
-            if name in found or not name.startswith(_LINKED_WITH_TORCH):
-                continue
-            try:
-                found[name] = distribution(name)
-            except PackageNotFoundError:
-                continue
-            left.append(found[name])
+        requirement = left.pop()
+        if str(requirement) in seen:  # as one of several, with other extras
+            continue
+        seen.add(str(requirement))
+        name = canonicalize_name(requirement.name)
+        if name != "torch" and not name.startswith(_LINKED_WITH_TORCH):
+            continue
+        try:
+            package = found.setdefault(name, distribution(name))
+        except PackageNotFoundError:
+            continue
+        left += required_by(package, sorted(requirement.extras))
     versions = {name: each.version for name, each in found.items()}
     asked = [requirement for line in lines if (requirement := parsed_line(line)) is not None]
     is_other = any(is_violated(requirement, versions) for requirement in asked)

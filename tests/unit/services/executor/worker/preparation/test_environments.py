@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from elasticflow.services.executor.worker.preparation.make_environment import (
 from elasticflow.shared.messages.job_environment import OwnEnvironment
 from elasticflow.shared.runtime.process.environment_python import interpreter_of, variables_in, virtual_environment_of
 from tests.support.executor_process import ROOT
+from tests.support.wheels import make_wheel
 
 HERE = platform.python_version()
 OTHER = "3.12" if not HERE.startswith("3.12") else "3.13"
@@ -102,6 +104,25 @@ def test_the_torch_of_the_node_is_linked_unless_another_one_is_asked_for() -> No
     assert names[0] == "torch"
     assert "sympy" not in names, "any version does"
     assert linkable_torch(["torch==2.11.0rc1"]) == []
+
+
+def test_the_libraries_of_a_torch_for_gpus_are_linked_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {
+        "torch": (
+            "cuda-toolkit[cufft]==13.0 ; sys_platform != 'absent'",
+            "sympy",
+            "triton==3 ; sys_platform == 'absent'",
+        ),
+        "cuda-toolkit": ("nvidia-cufft ; extra == 'cufft'", "nvidia-cublas ; extra == 'cublas'", "nvidia-absent"),
+        "nvidia-cufft": ("cuda-toolkit",),
+        "nvidia-cublas": (),
+    }
+    for name, requires in needs.items():
+        zipfile.ZipFile(make_wheel(tmp_path / "wheels", name.replace("-", "_"), requires=requires)).extractall(
+            tmp_path / "site"
+        )
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    assert sorted(package.name for package in linkable_torch([])) == ["cuda_toolkit", "nvidia_cufft", "torch"]
 
 
 def test_a_stub_and_links_stand_for_an_installed_package(tmp_path: Path) -> None:
