@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from elasticflow.shared.messages.close_names import did_you_mean
-from elasticflow.shared.messages.event_summary import gpus_counted, in_the_past, memory_in_words
+from elasticflow.shared.messages.event_summary import counted, gpus_counted, in_the_past, memory_in_words
 from elasticflow.shared.messages.gpus import range_problem
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
@@ -18,7 +18,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promised_deadline_s,
     unmeasured_types,
 )
-from elasticflow.shared.state.fold.profiles import num_virtual_nodes
+from elasticflow.shared.state.fold.profiles import num_virtual_nodes, virtual_nodes_of_profile
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     large_enough_types,
@@ -105,6 +105,12 @@ def no_such_job(pool: PoolState, tenant: str, job_id: str) -> str:
     return f"tenant {tenant} has no such job{meant} `eflow jobs --all` lists them"
 
 
+def _measured_virtual_nodes(state: PoolState, spec: JobSpec) -> int:
+    """0 if they are unknown, of the code, or the default."""
+    known = None if spec.entry == TORCHRUN else virtual_nodes_of_profile(state, spec.measured_key)
+    return known.count if known is not None and known.source == "measured" else 0
+
+
 def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     problems, batch_size = list[str](), spec.global_batch_size
     if (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
@@ -112,6 +118,12 @@ def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     elif spec.gpu_range.least > batch_size:
         problems.append(
             f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples; lower it"
+        )
+    elif 0 < (parts := _measured_virtual_nodes(state, spec)) < spec.gpu_range.least:
+        problems.append(
+            f"min_gpus: {spec.gpu_range.least} GPUs would do the work of {parts}, because jobs of this profile cut "
+            f"their batch into {counted(parts, 'virtual node')}, as measured; lower it, or let the code say "
+            f"virtual_nodes = {spec.gpu_range.least} (under another model_name, if the job has one)"
         )
     measured = state.curves.get(spec.measured_key)
     if measured is not None and measured.dataset_size is not None and batch_size > measured.dataset_size:

@@ -367,6 +367,36 @@ def evaluates_over_its_loader() -> None:
     loader.report(total=total(), everything=everything)
 
 
+def adds_up_losses() -> None:
+    """Let the mean loss of each epoch decide about the rate and the end, and write it, as on one device. While a file
+    `slow_down` exists, each step takes longer than the last."""
+    model = Branching()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.3)
+    loader = elasticflow.elastic(DataLoader(Noisy(), shuffle=True), model, optimizer, schedule)
+    history: list[float] = []
+    best, last, num_close = math.inf, math.nan, 0
+    for _ in loader.epochs(6):
+        total, num_steps = 0.0, 0
+        for _, points, targets in loader:
+            optimizer.zero_grad()
+            outputs = model(points)
+            loss = nn.functional.mse_loss(outputs, targets)
+            loss.backward()
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
+            optimizer.step()
+            last = loss.item()
+            total, num_steps = total + last, num_steps + 1
+            num_close += int(((outputs - targets).abs() < 1.0).sum())
+        history.append(total / num_steps)
+        schedule.step(total / num_steps)
+        best = min(best, total / num_steps)
+    with Path("history.txt").open("a") as file:
+        print(history, file=file)
+    loader.report(best=best, last=last, rate=optimizer.param_groups[0]["lr"])
+
+
 def top_of_epoch() -> None:
     """Change settings of the optimizer, a schedule and a buffer before the loop of each epoch, as on one device. While
     a file `slow_down` exists, each step takes longer than the last."""

@@ -1,5 +1,7 @@
 """An elastic script: the same bits as the class, while workers join, leave and die."""
 
+import json
+
 import pytest
 import pytest_asyncio
 
@@ -95,6 +97,30 @@ async def test_a_loop_that_trains_nothing_gets_all_data_and_samples_of_parts_are
     two = await end_of(node, workers)
     assert two.metrics["total"] == pytest.approx(two.metrics["everything"], rel=1e-4)
     assert await train(node, job()) == two
+
+
+async def test_a_running_loss_is_that_of_whole_batches_on_any_number_of_workers(node, spec_of):
+    """It decides about a rate. What else depends on the part of a batch is named, also by a worker that is alone."""
+
+    def job():
+        return script(spec_of, "adds_up_losses", global_batch_size=16)
+
+    job_id = node.new_job_id()
+    workers = await node.launch(job(), job_id=job_id)
+    assert (
+        "the script gives __main__:adds_up_losses.num_close another value for each part"
+        in (await workers.first(Warned)).warning
+    )
+    alone = await end_of(node, workers)
+    assert alone.metrics["last"] == pytest.approx(alone.metrics["loss"], rel=1e-6)
+    assert 0 < alone.metrics["rate"] < 0.05
+    (line,) = (files_of(node, job_id) / "history.txt").read_text().splitlines()
+    losses = json.loads(line)
+    assert (len(losses), min(losses)) == (6, alone.metrics["best"])
+    job_id = node.new_job_id()
+    assert await train(node, job(), job_id=job_id, num_workers=3) == alone
+    assert (files_of(node, job_id) / "history.txt").read_text().splitlines() == [line], "it is written once"
+    assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
 
 
 async def test_what_a_script_does_before_the_loop_of_an_epoch_holds_for_all_its_steps(node, spec_of):

@@ -98,7 +98,9 @@ def first_root(tensors: Any) -> torch.Tensor:
 
 def _loss_of(tensors: Any) -> torch.Tensor:
     root = first_root(tensors)
-    return root.detach().float().reshape(()) if root.numel() == 1 else torch.full((), math.nan, device=root.device)
+    if root.numel() != 1:
+        return torch.full((), math.nan, device=root.device)
+    return root.detach().to(torch.promote_types(root.dtype, torch.float32), copy=True).reshape(())
 
 
 # --- bitwise steps -------------------------------------------------------------------------------------

@@ -132,12 +132,14 @@ class Trainer(TrainingSteps):
         self._is_evaluated = True
 
     def evaluate_finally(self) -> None:
-        """Evaluate after the last step. Rank 0 evaluates when its peers have left, unless it needs them."""
+        """Evaluate after the last step, unless that is done. Rank 0 evaluates when its peers have left, unless it needs
+        them."""
         self.settle()
-        if self.function.evaluates_in_parts:
+        in_parts, is_due = self.function.evaluates_in_parts, not self._is_evaluated
+        if in_parts and is_due:
             self.evaluate()
         self.members.leave()
-        if self.is_rank_0 and self.checkpoints and not self.function.evaluates_in_parts:
+        if self.is_rank_0 and self.checkpoints and not in_parts and is_due:
             self.metrics |= self._evaluation.here(self.iteration)
 
     # --- generations ---

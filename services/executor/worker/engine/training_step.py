@@ -42,7 +42,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript, UndeclaredState
-from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DividedLosses
+from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, DividedLosses
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
@@ -162,6 +162,7 @@ class TrainingSteps(JobState):
     _kept_tensors: KeptTensors = field(init=False)
     _counts_of_parts: CountsOfParts = field(init=False)
     _divided_losses: DividedLosses = field(init=False)
+    _dependent_values: DependentValues = field(init=False)
     _structure: ModelStructure = field(init=False)
     _is_script: bool = field(init=False)
     _memory: MemoryGrowth = field(init=False)
@@ -182,6 +183,7 @@ class TrainingSteps(JobState):
         self._is_script = isinstance(self.function, RunsScript)
         self._counts_of_parts = CountsOfParts(self.members.virtual_nodes, self.additional.plain)
         self._divided_losses = DividedLosses(self.members.virtual_nodes)
+        self._dependent_values = DependentValues(self.additional.plain, self.additional.note_differing)
         if isinstance(self.function, RunsScript):
             self.function.watched = self._divided_losses.watched
         self._memory = memory_growth_on(self.device)
@@ -270,7 +272,7 @@ class TrainingSteps(JobState):
         if (differing := self.additional.newly_differing()) and self.is_rank_0:
             names = names_in_short([_as_written(name) for name in differing], most=3)
             subject, instead = (
-                ("the script", "on_step() gets the mean loss of the whole batch")
+                ("the script", "The loss has the mean of the whole batch after backward(), as on_step() gets it")
                 if self._is_script
                 else (
                     "train()",
@@ -359,7 +361,10 @@ class TrainingSteps(JobState):
     def _train(self, batch: Any) -> dict[str, Number]:
         user_code_checks.begin_call()
         with nullcontext() if self._is_script else self._divided_losses.watched():  # a script has a thread of its own
-            return user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
+            returned = user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
+        if isinstance(self.function, RunsScript) and not self.function.is_looped_by_library:
+            self._dependent_values.pass_ended(is_last=self.function.is_last_part)
+        return returned
 
     def settle(self) -> None:
         """A collective between two steps, before the state is kept, moved or judged: wait for the device, and agree on

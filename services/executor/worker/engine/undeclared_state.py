@@ -225,10 +225,15 @@ HeldObjects = Callable[[], Iterable[Namespace]]
 class RunsScript(Protocol):
     """A script's tensors count if they have the shape of a parameter, as averages have.
 
-    watched: a block around each pass of its loop, in its thread.
+    watched: a block around each pass of its loop, in its thread. is_last_part: whether the last pass of a step, in this
+    process, has ended last.
     """
 
     watched: Callable[[], AbstractContextManager[None]]
+    is_last_part: bool
+
+    @property
+    def is_looped_by_library(self) -> bool: ...
 
     def script_frames(self) -> Iterable[FrameType]:
         """The functions in which it is now."""

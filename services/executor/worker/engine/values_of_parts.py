@@ -1,4 +1,5 @@
-"""What user code takes from one part of a batch as if that were the whole: counts of samples, and divided losses.
+"""What user code takes from one part of a batch as if that were the whole: counts of samples, divided losses, and other
+values that depend on it.
 
 The pool may choose the number of parts, so such values would depend on the pool. The first steps of a process are
 watched, and the job's history names them.
@@ -43,6 +44,35 @@ class CountsOfParts:
         first, *others = self._grown[1:]  # the first step has nothing before it
         counts = (name for name, by in first.items() if by > 0 and by % self._size == 0)
         return sorted(name for name in counts if all(each.get(name) == first[name] for each in others))
+
+
+class DependentValues:
+    """Finds variables of a script that have another value for each part of a batch, where its one loop computes several
+    parts. Only the last pass has the effect of a step, so those before it are compared, which takes three parts.
+
+    note: gets the values of two passes that differ.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, Any]],
+        note: Callable[[Mapping[str, Any], Mapping[str, Any]], None],
+    ) -> None:
+        self._left = _NUM_STEPS
+        self._read, self._note = read, note
+        self._first: Mapping[str, Any] | None = None  # of this step
+
+    def pass_ended(self, *, is_last: bool) -> None:
+        """A pass through the loop has ended; is_last: of its step."""
+        if not self._left:
+            return
+        if is_last:
+            self._left, self._first = self._left - 1, None
+            return
+        now = self._read()
+        self._first = self._first or now
+        if now != self._first:
+            self._note(self._first, now)
 
 
 class DividedLosses:

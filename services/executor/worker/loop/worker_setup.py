@@ -394,7 +394,7 @@ def worker_engine(
     )
     if isinstance(function, ElasticScript):
         function.on_pass_end, function.on_pass_begin = steps.end_watching, steps.begin_pass
-        if function.is_looped_by_library:
+        if function.is_looped_by_library or len(members.virtual_nodes.part_sizes) > 1:
             steps.note_loss = function.note_loss
     return steps
 

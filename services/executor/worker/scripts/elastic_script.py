@@ -108,10 +108,13 @@ class Batches(_Job):
         return not torch.is_grad_enabled() or (self._script.has_ended and self._script.length.max_epochs is not None)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Numbers of epochs, from the present one on."""
+        """Numbers of epochs, from the present one on. What follows runs once, in one process."""
         self._script.length.max_epochs = count
-        while (epoch := self._script.epoch) < count and self._script.wait_for_batch():
+        while (epoch := self._script.epoch) < count:
+            if not self._script.wait_for_batch():
+                return
             yield epoch
+        self._script.end_loop()
 
 
 def enumerate_steps(iterable: Iterable[Any], start: int = 0) -> Iterator[tuple[int, Any]]:
@@ -246,7 +249,9 @@ class ElasticScript:
         self._made: tuple[Any, nn.Module, torch.optim.Optimizer] | None = None  # loader, model, optimizer
         self._dataset: DataSet | None = None
         self._due: list[Any] = []  # the next batch of the loop
-        self._loss: torch.Tensor | None = None  # the root of the backward pass
+        self._root: torch.Tensor | None = None  # of the backward pass of this part: its loss
+        self._loss: torch.Tensor | None = None  # its value
+        self._first_loss: torch.Tensor | None = None  # that of the first part of the step
         self._reported: dict[str, float] = {}
         self.has_ended = False  # the job: no batch will follow
         self._has_stepped = False  # the optimizer, in this pass through the loop
@@ -254,7 +259,7 @@ class ElasticScript:
         self._num_empty_loops = 0
         self._ended_by = ""  # as of `run_script`
         self._has_left_loop = self._has_returned = False
-        self.mean_loss = torch.tensor(math.nan)  # of the global batch, in a library's loop
+        self.mean_loss = torch.tensor(math.nan)  # of the global batch
         self.is_last_part = False  # of the present step, in this process
         self.watched: Callable[[], AbstractContextManager[None]] = nullcontext  # around each pass, in its thread
         self._pass = ExitStack()  # in the present pass
@@ -312,7 +317,7 @@ class ElasticScript:
             raise TrainingFailed(f"{self._left_loop}: not all parts of it were trained. {_HOW_TO_END}")
         if self._has_failed:
             raise PeerLost("the script ended with an error in the step that would be repeated")
-        self._due, self._loss, self._has_stepped = [batch], None, False
+        self._due, self._root, self._loss, self._has_stepped = [batch], None, None, False
         try:
             self._resume_loop()
         except BaseException:
@@ -402,7 +407,7 @@ class ElasticScript:
         return bool(self._due)
 
     def end_loop(self) -> None:
-        """A library's loop ends by itself: what follows runs once, in one process, after the last step."""
+        """The loop ends by itself: what follows runs once, in one process, after the last step."""
         if not self.has_ended:
             self._has_left_loop = True
             self._pass.close()
@@ -410,10 +415,17 @@ class ElasticScript:
             self._thread.pause(_END)
 
     def note_loss(self, mean_loss: torch.Tensor) -> None:
+        """The loop finds the mean loss of the global batch in the tensor of its own loss: what it adds up, prints or
+        gives a schedule is what it would be without parts."""
         self.mean_loss = mean_loss
+        if not self.is_looped_by_library:
+            _overwrite(self._root, mean_loss)
 
     def take_batch(self) -> Any:
-        self.on_pass_begin(self.loop_state.begin_pass(self.iteration))
+        kind = self.loop_state.begin_pass(self.iteration)
+        if kind != "repeated":
+            self._first_loss = None
+        self.on_pass_begin(kind)
         self._pass.enter_context(self.watched())
         return self._due.pop()
 
@@ -553,12 +565,21 @@ class ElasticScript:
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             root = first_root(tensors)
-            if self._loss is None and root.numel() == 1:
-                self._loss = root.detach()
+            if self._root is None and root.numel() == 1:
+                self._root, self._loss = root, root.detach().clone()
             backward_of_torch(tensors, *args, **kwargs)
+            if not self.is_last_part and not self.is_looped_by_library:  # so the passes differ by other values only
+                self._first_loss = self._loss if self._first_loss is None else self._first_loss
+                _overwrite(self._root, self._first_loss)
 
         optimizer.register_step_post_hook(stepped)
         backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
+
+
+def _overwrite(loss: torch.Tensor | None, value: torch.Tensor | None) -> None:
+    """loss: after its backward pass. A leaf of the graph is no loss, but perhaps a parameter."""
+    if value is not None and loss is not None and loss.grad_fn is not None:
+        loss.detach().copy_(value.reshape(loss.shape))
 
 
 def is_looped_by_library(function: object) -> bool:

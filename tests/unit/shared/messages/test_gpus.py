@@ -18,10 +18,12 @@ from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.commands import ProfileJob, QuoteDeadline, SetGpuLimits
 from elasticflow.shared.messages.gpus import ANY_NUMBER, GpuRange, ShareSegment, range_problem, segments
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
+from elasticflow.shared.messages.measurements import VirtualNodeCount
 from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve
 from elasticflow.shared.state.job import Phase
 from testbed.histories import LINEAR, NOW_S, History, best_effort, pool, spec, submit
 from tests.support.worker_events import lost, throughput
+from tests.support.worker_events import measured as speed
 
 
 def planned(schedule: object) -> bytes:
@@ -156,6 +158,24 @@ def test_an_empty_range_is_rejected_with_its_reason(changes: dict[str, Any], rea
     assert isinstance(refused, events.JobRejected)
     assert refused.reason == reason
     assert words in refused.explanation
+
+
+@pytest.mark.parametrize(("source", "is_rejected"), [("measured", True), ("code", False), ("default", False)])
+def test_more_gpus_than_the_measured_virtual_nodes_are_refused(source: Any, is_rejected: bool) -> None:
+    """The others would compute nothing; code that names a number is another profile."""
+    history, new = pool(4), spec(model_name="new")
+    known = VirtualNodeCount(count=1, source=source)
+    history.then(
+        speed(new.measured_key, 1, 40.0, virtual_nodes=known),
+        *(speed(new.measured_key, num_gpus, 40.0 + num_gpus) for num_gpus in (2, 4)),
+    )
+    (decided,) = history.decided(ADMISSION, submit("a", model_name="new", min_gpus=2, deadline_s=NOW_S + 900.0))
+    if is_rejected:
+        assert isinstance(decided, events.JobRejected)
+        assert "min_gpus: 2 GPUs would do the work of 1" in decided.explanation
+        assert "let the code say virtual_nodes = 2" in decided.explanation
+    else:
+        assert not isinstance(decided, events.JobRejected)
 
 
 def test_a_job_class_with_an_empty_range_is_refused_before_it_is_sent() -> None:

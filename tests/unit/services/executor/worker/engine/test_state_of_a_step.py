@@ -514,6 +514,8 @@ class Script:
     """The function of a script with a loop, paused at its next batch."""
 
     watched = nullcontext
+    is_last_part = True
+    is_looped_by_library = False
 
     def __init__(self, loop: Generator[None, None, None]) -> None:
         self.loop = loop

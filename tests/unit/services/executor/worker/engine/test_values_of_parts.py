@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
-from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DividedLosses
+from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, DividedLosses
 
 FOUR_OF_EIGHT = VirtualNodes(count=4, global_batch_size=32)
 POINTS, LABELS, WEIGHT = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([1.0, 2.0, 3.0])
@@ -144,3 +144,22 @@ def test_a_loss_within_vmap_is_not_looked_into():
     with watching().watched():
         losses = torch.func.vmap(loss)(POINTS, LABELS)
     torch.testing.assert_close(losses, functional.cross_entropy(POINTS, LABELS, reduction="none"))
+
+
+@pytest.mark.parametrize(
+    ("values", "differing"),
+    [
+        ([1, 2, 9], [(1, 2)]),
+        ([1, 1, 2, 9], [(1, 2)]),
+        ([1, 1, 9], []),  # the last pass alone has the effect of a step
+        ([1, 9], []),
+        ([9], []),
+    ],
+)
+def test_a_value_that_differs_between_passes_before_the_last_one_depends_on_the_part(values, differing):
+    noted, remaining = [], iter(values[:-1] * 3)
+    passes = DependentValues(lambda: {"seen": next(remaining)}, lambda *two: noted.append(two))
+    for _ in range(9):  # only the first three steps are compared
+        for number in range(1, len(values) + 1):
+            passes.pass_ended(is_last=number == len(values))
+    assert noted == [({"seen": one}, {"seen": other}) for one, other in differing] * 3
