@@ -234,6 +234,18 @@ async def test_a_script_that_exceeds_the_memory_restarts_with_smaller_micro_batc
     await again.ended()
 
 
+async def test_a_loop_that_may_be_left_between_two_parts_is_named_before_it_is(node, spec_of):
+    workers = await node.launch(script(spec_of, "leaves_late", "own"), job_id=node.new_job_id())
+    warned = await workers.first(Warned)
+    assert "the script may leave its loop within an epoch (scripts.py:" in warned.warning
+    failed = await workers.first(Failed)
+    assert "scripts left its loop within a global batch" in failed.error
+    await workers.ended()
+    assert (await train(node, script(spec_of, "leaves_late"))).iteration == 15, (
+        "loader.iteration says so in the last one"
+    )
+
+
 async def test_a_script_with_its_own_counter_ends_with_the_job(node, spec_of):
     assert "loss" in (await train(node, script(spec_of, "counts_by_itself"))).metrics
 

@@ -259,7 +259,7 @@ def _checksum(tensor: torch.Tensor) -> bytes:
     return int(words.sum(dtype=torch.int64)).to_bytes(8, "little", signed=True)
 
 
-def require_same_state(same: bool, iteration: int, model: nn.Module) -> None:
+def require_same_state(same: bool, iteration: int, model: nn.Module, *, is_script: bool) -> None:
     """model: as train() receives it. Raises TrainingFailed with the likely cause if the fingerprints differ."""
     if same:
         return
@@ -271,6 +271,14 @@ def require_same_state(same: bool, iteration: int, model: nn.Module) -> None:
                 f"the parameter {without[0]} has no gradient in iteration {iteration}, which the fast mode waits for: "
                 'set find_unused_parameters = True, or reproducible = "bitwise"'
             )
+    if is_script:
+        raise TrainingFailed(
+            f"the workers' states differ after iteration {iteration}: the optimizer settings, the parameters or an "
+            "object that elastic() got of one worker diverged. Derive what the loop changes, such as a learning rate, "
+            "from loader.iteration, from the loss behind backward(), which is the mean of the whole batch, or from an "
+            "evaluation of whole data; not from other values of a part of the batch, such as an accuracy, nor from the "
+            "time or numbers drawn without the job's seed"
+        )
     raise TrainingFailed(
         f"the workers' states differ after iteration {iteration}: the optimizer settings, the parameters or the "
         "objects of stateful() of one worker diverged. Let init_model() draw random numbers only from torch, numpy or "

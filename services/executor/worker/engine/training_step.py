@@ -260,7 +260,7 @@ class TrainingSteps(JobState):
         self._note(self._step_metrics.named(means), self.iteration - self._step_metrics.are_due)
         require_same_samples(agreement.same_samples)
         require_same_gradients(agreement.differing_digests, compared)
-        require_same_state(agreement.same, self.iteration, self.engine.model)
+        require_same_state(agreement.same, self.iteration, self.engine.model, is_script=self._is_script)
         if not agreement.same_plain and self.function.reproducible == "bitwise":
             self._share_plain_state()
         if outgrown := self.additional.outgrown():
@@ -284,6 +284,8 @@ class TrainingSteps(JobState):
                 f"stays: a sum over the steps lacks the other parts. {instead}"
             )
         self._warn_of_parts()
+        if isinstance(self.function, RunsScript):
+            self._warn_of_exits(self.function.loop_exits())
         self.iteration += 1
         self.is_over = agreement.over
         self._is_evaluated = False
@@ -319,6 +321,15 @@ class TrainingSteps(JobState):
                 f"{' and '.join(losses)} divides by the weights of one part of a batch, and not by those of the whole "
                 f"batch, so the result depends on the number of parts, here {num_parts}: take the mean of "
                 f"reduction='none' times the weight of each label, and {instead}"
+            )
+
+    def _warn_of_exits(self, exits: Sequence[str]) -> None:
+        num_parts = len(self.members.virtual_nodes.part_sizes)
+        if exits and num_parts > 1 and self.is_rank_0:
+            self.telemetry.warn(
+                f"the script may leave its loop within an epoch ({names_in_short(exits, most=3)}). A step has "
+                f"{num_parts} parts, and a worker that leaves its loop before the last of its own fails the job: let "
+                "--iterations end it, or leave the loop after an epoch, or by loader.iteration behind optimizer.step()"
             )
 
     def _share_plain_state(self) -> None:

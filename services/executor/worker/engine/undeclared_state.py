@@ -239,6 +239,10 @@ class RunsScript(Protocol):
         """The functions in which it is now."""
         ...
 
+    def loop_exits(self) -> Sequence[str]:
+        """Where its code leaves its loop within an epoch; told once."""
+        ...
+
 
 class UndeclaredState:
     """Tensors in this process that are no state of its job. job: the object of the user's class, or a script."""

@@ -5,11 +5,13 @@ receives the state of the job. Then one pass through its loop is one call of tra
 the evaluation at the job's end. It sees a world of one process, in which calls of torch.distributed have no effect.
 """
 
+import ast
+import linecache
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
@@ -207,7 +209,10 @@ class HoldsState(Protocol):
 _HOOK = "__elastic_worker__"  # where elasticflow.elastic looks for the worker, in the script's main module
 _READY, _NEXT, _END = "elastic()", "the next batch", "the job's end"
 _MOST_EMPTY_LOOPS = 1000  # in a row, after the end: such a script waits forever
-_HOW_TO_END = "Leave the loop at the end of an epoch, or let a metric condition or --iterations end the job"
+_HOW_TO_END = (
+    "Leave the loop at the end of an epoch, or by loader.iteration behind optimizer.step(), or let a metric condition "
+    "or --iterations end the job"
+)
 
 
 class ElasticScript:
@@ -257,6 +262,7 @@ class ElasticScript:
         self._has_stepped = False  # the optimizer, in this pass through the loop
         self._has_failed = False  # e.g. for lack of memory: its loop cannot be resumed
         self._num_empty_loops = 0
+        self._has_told_exits = False
         self._ended_by = ""  # as of `run_script`
         self._has_left_loop = self._has_returned = False
         self.mean_loss = torch.tensor(math.nan)  # of the global batch
@@ -518,6 +524,14 @@ class ElasticScript:
             yield frame
             frame = frame.f_back
 
+    def loop_exits(self) -> Sequence[str]:
+        """Where its code leaves its loop within an epoch; told once, while it waits there for a batch."""
+        if self._has_told_exits or self.is_looped_by_library or self.is_over:
+            return ()
+        self._has_told_exits = True
+        frames = filter(is_users_frame, self.script_frames())  # of its loop, or of loops over its own generators
+        return [where for frame in frames for where in exits_of_loop(frame)]
+
     def _namespaces(self) -> Iterator[Namespace]:
         """Variables of the loop, and what user code keeps in the model and in the objects of a library."""
         if not self._has_returned:
@@ -580,6 +594,29 @@ def _overwrite(loss: torch.Tensor | None, value: torch.Tensor | None) -> None:
     """loss: after its backward pass. A leaf of the graph is no loss, but perhaps a parameter."""
     if value is not None and loss is not None and loss.grad_fn is not None:
         loss.detach().copy_(value.reshape(loss.shape))
+
+
+def exits_of_loop(frame: FrameType) -> list[str]:
+    """Where the for-loop in whose head this function is may be left in its middle."""
+    file = frame.f_code.co_filename
+    with suppress(SyntaxError):
+        tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
+        loops = [each for each in ast.walk(tree) if isinstance(each, ast.For) and _is_in_head(each, frame.f_lineno)]
+        return [f"{os.path.basename(file)}:{line}" for line in sorted(_exits(loops[-1].body))] if loops else []
+    return []
+
+
+def _is_in_head(loop: ast.For, line: int) -> bool:
+    return loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)
+
+
+def _exits(nodes: Iterable[ast.AST], *, in_inner_loop: bool = False) -> Iterator[int]:
+    for node in nodes:
+        if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and not in_inner_loop):
+            yield node.lineno
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            inner = in_inner_loop or isinstance(node, ast.For | ast.AsyncFor | ast.While)
+            yield from _exits(ast.iter_child_nodes(node), in_inner_loop=inner)
 
 
 def is_looped_by_library(function: object) -> bool:

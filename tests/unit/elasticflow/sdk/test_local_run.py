@@ -79,6 +79,20 @@ def test_the_model_and_the_files_of_a_job_are_kept_where_wanted(tmp_path: Path, 
     assert "the job's artifact folder, with 1 file, is dropped" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("every", "num_times"), [(2, 2), (3, 2), (0, 1)])
+def test_the_last_of_four_steps_is_evaluated_once(every: int, num_times: int, monkeypatch) -> None:
+    evaluated: list[int] = []
+
+    def evaluate(job: Line, model: nn.Module) -> dict[str, float]:
+        evaluated.append(int(job.iteration))
+        return {"error": 0.5}
+
+    monkeypatch.setattr(Line, "evaluate_every", every, raising=False)
+    monkeypatch.setattr(Line, "evaluate", evaluate, raising=False)
+    assert run_locally(Line(), device="cpu").metrics["error"] == 0.5
+    assert len(evaluated) == num_times
+
+
 def test_ctrl_c_ends_a_run_after_its_step() -> None:
     seen: list[int] = []
 

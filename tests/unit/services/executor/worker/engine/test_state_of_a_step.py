@@ -521,6 +521,9 @@ class Script:
         self.loop = loop
         next(loop)
 
+    def loop_exits(self) -> tuple[str, ...]:
+        return ()
+
     def script_frames(self) -> Iterator[FrameType]:
         yield self.loop.gi_frame
 
