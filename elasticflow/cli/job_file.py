@@ -29,6 +29,7 @@ _KEY_OF_FIELD = {  # of a specification, where an option has a shorter name
     "max_gpus": "gpus",
     "gpu_memory_bytes": "gpu_memory",
     "requirements": "requirement",
+    "own_environment": "environment",
     "continues": "from",
     "hyperparameters": "set",
     "secrets": "secret",

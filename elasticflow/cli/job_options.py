@@ -180,6 +180,26 @@ class SubmissionOptions:
         ),
         In(_PROFILE, sets=lambda job, file: job.set_requirements(file)),
     ] = None
+    own_environment: Annotated[
+        Path | None,
+        typer.Option(
+            "--environment",
+            metavar="FILE",
+            rich_help_panel=_PROJECT,
+            help="A Python environment of the job's own, from uv.lock, requirements.txt or pyproject.toml.",
+        ),
+        In(_PROFILE, sets=lambda job, file: job.set_own_environment(file)),
+    ] = None
+    python: Annotated[
+        str,
+        typer.Option(
+            "--python",
+            metavar="VERSION",
+            rich_help_panel=_PROJECT,
+            help="The Python of the job's own environment: 3.11, 3.12 or 3.13. Default: that of each node.",
+        ),
+        In(_PROFILE, sets=lambda job, version: job.set_own_environment(python=version)),
+    ] = ""
     data: Annotated[
         tuple[str, ...],
         typer.Option(

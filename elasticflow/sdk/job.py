@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -22,7 +23,7 @@ from elasticflow.sdk.job_fields import (
     undeclared,
     uri_of,
 )
-from elasticflow.shared.messages.job_environment import SealedSecret
+from elasticflow.shared.messages.job_environment import OwnEnvironment, SealedSecret
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec, Scalar
 from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_VARIABLE
 from elasticflow.shared.training_interface import OnStep, Stateful, offered_whole_batch
@@ -80,6 +81,7 @@ class ElasticJob:
     mixed_gpu_types: bool = False  # idle GPUs of other types may join a bitwise job too; max_gpus is for each type
     environment: Mapping[str, str] = {}  # variables of its processes
     requirements: Sequence[str] = ()  # lines of a requirements file: packages that each node installs for the job
+    own_environment: OwnEnvironment | None = None  # instead of the node's packages; see set_own_environment
     data_uris: Mapping[str, str | Path] = {}  # what each node fetches for the job, or has at a path; see `data_path`
     start_timeout_s: float = 0.0  # a start may take so long, such as init_model(); 0: the pool's stall_timeout_s
     stall_timeout_s: float = 0.0  # the job may go on so long without an iteration; 0: the pool's
@@ -108,6 +110,10 @@ class ElasticJob:
 
     _deadline_s: float | None = None
     _deadline_in_s: float | None = None
+
+    # --- set by set_own_environment: what its file says, and the file ---
+
+    _requires_python: tuple[str, str] = ("", "")
 
     # --- set by set_sealed_secrets ---
 
@@ -329,6 +335,25 @@ class ElasticJob:
         self.requirements = read_requirements(file)
         return self
 
+    def set_own_environment(self, file: str | Path | None = None, *, python: str | None = None) -> Self:
+        """Let each node make a Python environment for this job, instead of its own with more packages.
+
+        file: uv.lock, requirements in the form of pip, or a pyproject.toml. python: "3.12"; by default that of each
+        node. What is not given stays as it was set. Raises InvalidJob, naming what nodes cannot install.
+        """
+        from elasticflow.sdk.environment_file import check_python, read_environment  # here: workers import this module
+
+        own = self.own_environment or OwnEnvironment()
+        if file is not None:
+            requirements, constraints, requires_python = read_environment(file)
+            own = replace(own, requirements=requirements, constraints=constraints)
+            self._requires_python = requires_python, str(file)
+        if python is not None:
+            own = replace(own, python=python)
+        check_python(own.python, *self._requires_python)
+        self.own_environment = own
+        return self
+
     def spec(self, *, training_function: str = "", code_digest: str = "") -> JobSpec:
         """The specification that is submitted. Raises InvalidJob, naming each wrong field.
 
@@ -343,6 +368,7 @@ class ElasticJob:
             environment=dict(self.environment),
             secrets=self._secrets,
             requirements=tuple(self.requirements),
+            own_environment=self.own_environment,
             data={name: uri_of(uri) for name, uri in self.data_uris.items()},
             model_name=self.model_name,
             speed_neutral=tuple(name for name in self.speed_neutral if name in settings),

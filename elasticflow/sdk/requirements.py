@@ -43,7 +43,7 @@ def read_requirements(file: str | Path) -> tuple[str, ...]:
             lines = list(_lines(file))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidJob(f"requirements: {file} cannot be read: {error}") from None
-    problems = [line.problem(problem) for line in lines if (problem := _problem(line.text))]
+    problems = [line.problem(problem) for line in lines if (problem := line_problem(line.text))]
     if problems:
         more = len(problems) - _MOST_PROBLEMS
         raise InvalidJob(*problems[:_MOST_PROBLEMS], *([f"and {more} more of its lines"] if more > 0 else ()))
@@ -79,7 +79,7 @@ def _lines(file: Path, depth: int = 0) -> Iterator[_Line]:
             yield line
 
 
-def _problem(text: str) -> str:
+def line_problem(text: str) -> str:
     """Why a node cannot install this line; "" if it can."""
     if _CREDENTIALS.search(text):
         return "it has a password, and the ledger is no place for one; configure pip on the nodes (pip.conf)"

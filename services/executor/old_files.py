@@ -19,13 +19,19 @@ from typing import Any
 from elasticflow.services.executor.processes.prepared_folders import data_digest, forget_owners
 from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.runtime.process.folder_tree import delete_folder
-from elasticflow.shared.state.code_in_use import code_digests, continued_folders, data_in_use, requirements_in_use
+from elasticflow.shared.state.code_in_use import (
+    code_digests,
+    continued_folders,
+    data_in_use,
+    requirements_in_use,
+    tenants_with_own_environments,
+)
 from elasticflow.shared.state.load import load_id_of
 from elasticflow.shared.state.pool import PoolState
 
 SWEEP_EVERY_S = 3_600.0
 RESULTS_KEPT_S = 86_400.0  # of loads; clients delete what they have read
-UNPACKED_KEPT_S = 86_400.0  # code and packages, since their last use: they can be unpacked or installed again
+UNPACKED_KEPT_S = 86_400.0  # code, packages and environments, since their last use: they can be made again
 FETCHED_KEPT_S = 86_400.0  # data, since it was fetched: what is behind its URI may have changed
 LONGEST_DELETION_S = 600.0  # of one folder in one sweep: the others have their turn, whatever still writes to it
 _DELETED = ".deleted-"
@@ -106,6 +112,10 @@ class OldFiles:
             """
             return any(owner == tenant for owner, _lines in requirements_in_use(folded()))
 
+        def may_be_entered(tenant: str, _digest: str) -> bool:
+            """As `may_be_required`, for environments."""
+            return tenant in tenants_with_own_environments(folded())
+
         def is_read(tenant: str, digest: str) -> bool:
             return digest in {data_digest(uri) for owner, uri in data_in_use(folded()) if owner == tenant}
 
@@ -118,6 +128,8 @@ class OldFiles:
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(is_in_use, of_tenant.name))
         for of_tenant in _folders_in(root / "packages"):
             yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(may_be_required, of_tenant.name))
+        for of_tenant in _folders_in(root / "environments"):
+            yield Leftovers(place=of_tenant, kept_s=UNPACKED_KEPT_S, is_needed=partial(may_be_entered, of_tenant.name))
         for of_tenant in _folders_in(root / "data"):
             yield Leftovers(place=of_tenant, kept_s=FETCHED_KEPT_S, is_needed=partial(is_read, of_tenant.name))
 

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from elasticflow.shared.messages.limits import (
     DataName,
     DataUri,
+    PythonVersion,
     RequirementLine,
     SealedText,
     VariableName,
@@ -162,3 +163,16 @@ Variables = Annotated[Mapping[VariableName, VariableValue], Len(max_length=MAX_V
 Secrets = Annotated[tuple[SealedSecret, ...], Len(max_length=MAX_VARIABLES), AfterValidator(_permitted_secrets)]
 Requirements = Annotated[tuple[RequirementLine, ...], Len(max_length=MAX_REQUIREMENTS), AfterValidator(_bounded)]
 DataUris = Annotated[Mapping[DataName, DataUri], Len(max_length=MAX_DATA), AfterValidator(_usable)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnEnvironment:
+    """A Python environment of the job alone, which each node makes once (docs/adr/0124).
+
+    python: its version, "3.12" or "3.12.4"; "": that of the node. requirements: lines of a requirements file.
+    constraints: the versions of a lock, for whatever of them is needed.
+    """
+
+    python: PythonVersion = ""
+    requirements: Requirements = ()
+    constraints: Requirements = ()

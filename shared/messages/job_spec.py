@@ -15,7 +15,14 @@ from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from elasticflow.shared.messages.gpus import GpuRange, gang_range_problems
-from elasticflow.shared.messages.job_environment import DataUris, Requirements, Secrets, Variables, local_path
+from elasticflow.shared.messages.job_environment import (
+    DataUris,
+    OwnEnvironment,
+    Requirements,
+    Secrets,
+    Variables,
+    local_path,
+)
 from elasticflow.shared.messages.limits import (
     MAX_TIME_S,
     BatchSize,
@@ -131,6 +138,7 @@ class JobSpec:
     environment: Variables = field(default_factory=dict[str, str])  # of its workers, beside those that the pool sets
     secrets: Secrets = ()  # variables too, sealed for the executors
     requirements: Requirements = ()  # lines of a requirements file; each node installs these packages for the job
+    own_environment: OwnEnvironment | None = None  # instead of the node's, with requirements
     data: DataUris = field(default_factory=dict[str, str])  # by name: each node fetches it once, or has it (file://)
     model_name: ModelName = ""  # names the throughput profile
     global_batch_size: BatchSize
@@ -164,6 +172,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         if self.other_gpu_types and not self.gpu_type:
             raise ValueError("must have a gpu_type if it has other_gpu_types")
+        if self.requirements and self.own_environment is not None:
+            raise ValueError("must have its packages in its own environment, or as requirements, not both")
 
     @property
     def first_iteration(self) -> int:
@@ -187,9 +197,14 @@ class JobSpec:
         return tuple(str(self.hyperparameters[number]) for number in numbers)
 
     @property
+    def installs_packages(self) -> bool:
+        """Each node installs packages before its first start there."""
+        return bool(self.requirements) or self.own_environment is not None
+
+    @property
     def needs_preparation(self) -> bool:
         """A node has work to do, perhaps for long, before a worker of the job starts there."""
-        return bool(self.requirements) or any(local_path(uri) is None for uri in self.data.values())
+        return self.installs_packages or any(local_path(uri) is None for uri in self.data.values())
 
     @property
     def gpu_range(self) -> GpuRange:
@@ -237,6 +252,8 @@ class JobSpec:
             settings = json.dumps(deciding, sort_keys=True)
             if self.environment or self.requirements:
                 settings += json.dumps([sorted(self.environment.items()), self.requirements])
+            if (own := self.own_environment) is not None:
+                settings += json.dumps([own.python, own.requirements, own.constraints])
             if self.data:
                 settings += json.dumps(sorted(self.data.items()))
             digest = hashlib.sha256(f"{self.code_digest}{settings}".encode()).hexdigest()[:8]

@@ -1,5 +1,5 @@
-"""What live jobs, live loads and reservations of a pool may still need: code, packages, data, and checkpoints of jobs
-that they continue. Pure."""
+"""What live jobs, live loads and reservations of a pool may still need: code, packages, environments, data, and
+checkpoints of jobs that they continue. Pure."""
 # pyright: strict
 
 from collections.abc import Iterator
@@ -27,6 +27,14 @@ def requirements_in_use(state: PoolState) -> Iterator[tuple[str, tuple[str, ...]
         for spec in (job.spec, job.submitted_spec):
             if spec is not None and spec.requirements:
                 yield job.tenant, spec.requirements
+
+
+def tenants_with_own_environments(state: PoolState) -> Iterator[str]:
+    """The tenants of live jobs that have an environment of their own; some occur twice."""
+    for job in state.live_jobs.values():
+        for spec in (job.spec, job.submitted_spec):
+            if spec is not None and spec.own_environment is not None:
+                yield job.tenant
 
 
 def folder_set_aside(job_id: str, identity: str) -> str:

@@ -105,7 +105,7 @@ class Environment:
         run.most_virtual_nodes = assignment.most_virtual_nodes
         gpu = GpuId(node_id, assignment.gpu_index)
         process = VirtualProcess(id=worker, gpu=gpu, report=report, run=run, rank=worker.rank)
-        if assignment.spec.requirements:
+        if assignment.spec.installs_packages:
             process.begins_at_s = self._loop.now_s + self._install_s
         self._runs.begin(process)
         if assignment.plan.rendezvous_size:

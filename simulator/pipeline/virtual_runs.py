@@ -222,7 +222,7 @@ class Runs:
         self._processes.begin(process)
         run = process.run
         run.processes[process.rank] = process
-        wait_s = self._timing.give_up_s + (self._timing.install_s if run.spec.requirements else 0.0)
+        wait_s = self._timing.give_up_s + (self._timing.install_s if run.spec.installs_packages else 0.0)
         self._loop.after(wait_s, lambda: self._give_up(run, process))
 
     def invite(self, run: Run, process: VirtualProcess, rendezvous_rank: int, address: str) -> None:

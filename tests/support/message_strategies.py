@@ -17,7 +17,7 @@ from elasticflow.shared.messages import commands, events
 from elasticflow.shared.messages.codec import MESSAGE_TYPES
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.gpus import ShareSchedule
-from elasticflow.shared.messages.job_environment import SealedSecret
+from elasticflow.shared.messages.job_environment import OwnEnvironment, SealedSecret
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import TimeS, VariableValue
 
@@ -84,8 +84,11 @@ def _with_uneven_counts(placed: events.PlacedJob) -> events.PlacedJob:
     return replace(placed, virtual_nodes_by_rank=tuple(range(num_gpus, 0, -1)), num_added_gpus=num_gpus // 2)
 
 
-def _with_other_types(spec: JobSpec) -> JobSpec:
-    return replace(spec, gpu_type=spec.gpu_type or "V100", other_gpu_types=("P100", "cpu-0.25"))
+def _with_other_choices(spec: JobSpec) -> JobSpec:
+    """Of those that exclude each other. Its environment has the requirements that were the job's."""
+    own = OwnEnvironment(python="3.12", requirements=spec.requirements, constraints=spec.requirements[:1])
+    other_types = {"gpu_type": spec.gpu_type or "V100", "other_gpu_types": ("P100", "cpu-0.25")}
+    return replace(spec, **other_types, requirements=(), own_environment=own)
 
 
 @cache  # a strategy that is built once is checked once
@@ -100,9 +103,9 @@ def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy
         secrets = _tuples(st.builds(SealedSecret, name=variable_names, sealed=st.just("c2VhbGVk")))
         given |= {"other_gpu_types": st.just(()), "environment": variables, "secrets": secrets}
         data = st.dictionaries(variable_names, st.from_regex(r"\As3://[a-z/]{1,20}\Z"), max_size=MAX_ITEMS)
-        given |= {"data": data}
+        given |= {"data": data, "own_environment": st.none()}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
-    variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_types}
+    variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_choices}
     return st.one_of(built, built.map(variants[composite])) if composite in variants else built
 
 

@@ -3,7 +3,11 @@
 import base64
 import hashlib
 import zipfile
-from pathlib import Path
+from importlib.metadata import Distribution, distribution
+from pathlib import Path, PurePosixPath
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 
 def make_wheel(
@@ -33,3 +37,33 @@ def from_folder(folder: Path, *requirements: str) -> tuple[str, ...]:
 
 def _digest(text: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+def repack(folder: Path, *names: str) -> None:
+    """Wheels of packages that this environment has, as an index would have them."""
+    for package in map(distribution, names):
+        tag = next(line for line in (package.read_text("WHEEL") or "").splitlines() if line.startswith("Tag: "))
+        name = f"{package.name.replace('-', '_')}-{package.version}"
+        with zipfile.ZipFile(folder / f"{name}-{tag.removeprefix('Tag: ')}.whl", "w") as wheel:
+            packed = [file for file in package.files or () if _is_packed(file)]
+            info = next(file.parts[0] for file in packed if file.parts[0].endswith(".dist-info"))
+            for file in packed:
+                wheel.write(str(file.locate()), str(file))
+            wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in (*packed, f"{info}/RECORD")))
+
+
+def _is_packed(file: PurePosixPath) -> bool:
+    return ".." not in file.parts and "__pycache__" not in file.parts and file.name not in ("RECORD", "INSTALLER")
+
+
+def needed_by(*names: str) -> set[str]:
+    """These packages of this environment, and all that they need here."""
+    found: dict[str, Distribution] = {}
+    left = list(names)
+    while left:
+        name = canonicalize_name(left.pop())
+        if name not in found:
+            found[name] = distribution(name)
+            needs = map(Requirement, found[name].requires or ())
+            left += [each.name for each in needs if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return set(found)

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     WorkerReaped,
 )
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, ChannelMessage, FrameReader, encode_frame
+from elasticflow.shared.runtime.process.environment_python import interpreter_of, variables_in
 from elasticflow.shared.runtime.process.process_termination import kill_process_group
 from elasticflow.shared.runtime.process.run_module import module_command
 
@@ -150,20 +152,29 @@ class ForkServerClient:
 
     @classmethod
     async def start(
-        cls, marks: dict[str, str], log_file: Path, preload: Sequence[str], isolation: WorkerIsolation
+        cls,
+        marks: dict[str, str],
+        log_file: Path,
+        preload: Sequence[str],
+        isolation: WorkerIsolation,
+        environment: Path | None = None,
     ) -> "ForkServerClient":
-        """Return once the fork server has loaded its libraries. Raises LaunchFailed."""
+        """Return once the fork server has loaded its libraries. environment: of a job; None: the node's. Raises
+        LaunchFailed."""
+        python = sys.executable if environment is None else interpreter_of(environment)
+        inherited = isolation.environment(os.environ)
+        inherited = inherited if environment is None else variables_in(environment, inherited)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         await asyncio.to_thread(log_file.parent.mkdir, parents=True, exist_ok=True)
         with theirs, log_file.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *module_command("elasticflow.services.executor.worker", str(theirs.fileno()), *preload),
+                *module_command("elasticflow.services.executor.worker", str(theirs.fileno()), *preload, python=python),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=isolation.environment(os.environ) | _NEEDED | marks,
+                env=inherited | _NEEDED | marks,
                 start_new_session=True,  # a Ctrl-C in the terminal reaches only the executor
             )
         server = cls(process, ours, isolation)

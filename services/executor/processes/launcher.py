@@ -9,7 +9,8 @@ workers, and its keeper what they started.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,10 +23,12 @@ from elasticflow.services.executor.processes.fork_server_client import (
     fork_process,
     kill_marked,
 )
+from elasticflow.services.executor.processes.job_environments import EnvironmentServers
 from elasticflow.services.executor.processes.job_logs import bounded
 from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED, WorkerIsolation
 from elasticflow.shared.messages.job_environment import is_read_with_cuda
 from elasticflow.shared.messages.job_spec import TORCHRUN
+from elasticflow.shared.messages.worker_protocol.forking import EnterEnvironment
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WarmUp, WriteLog
@@ -174,6 +177,8 @@ class WarmPool:
 # --- launcher ------------------------------------------------------------------------------------------
 
 _FORK_TIMEOUT_S = 20.0
+_SERVER = "EF_FORK_SERVER"  # names the fork server of a process: the node's, or the folder of an environment
+_OF_THE_NODE = "node"
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 
 
@@ -240,6 +245,7 @@ class Launcher:
         self._keeper: asyncio.Task[None] | None = None
         self._server_ready = asyncio.Event()
         self._forking = asyncio.Lock()
+        self._environments = EnvironmentServers(self._start_environment, self._environment_ended)
         self._followers: set[asyncio.Task[None]] = set()
         self.warm_pool = WarmPool(self.fork, device=device, num_gpus=warm_workers)
         self._warming: asyncio.Task[None] | None = None
@@ -258,21 +264,22 @@ class Launcher:
         """Give this assignment to a warm worker, or to a new one. Raises LaunchFailed.
 
         A torchrun script sees all GPUs of its job on this node. A warm worker sees one, and cannot see others later.
-        Nor can it follow variables of the job that torch reads when it starts CUDA.
+        Nor can it follow variables of the job that torch reads when it starts CUDA, or run in the job's environment.
         """
         variables = (*assignment.spec.environment, *assignment.secrets)
         gpu_index = assignment.gpu_index
         slots = assignment.shown_gpus or (gpu_index,)
         sees_them = slots == (gpu_index,) or not self._isolation.separates_gpus
         may_be_warm = assignment.spec.entry != TORCHRUN and sees_them and not any(map(is_read_with_cuda, variables))
+        may_be_warm = may_be_warm and not assignment.environment_path
         process = self.warm_pool.enter(gpu_index, may_be_warm=may_be_warm)
+        log_file = self.log_file(assignment.job_id, assignment.plan.generation, assignment.rank)
         try:
-            process = process or await self.fork(slots)
+            process = process or await self._forked_for(assignment, slots, log_file)
         except BaseException:
             self.warm_pool.leave(gpu_index)
             raise
         process.exited.add_done_callback(lambda _: self.warm_pool.leave(gpu_index))
-        log_file = self.log_file(assignment.job_id, assignment.plan.generation, assignment.rank)
         handle = WorkerHandle(assignment, process, log_file)
         handle.send(WriteLog(file=str(log_file)))
         handle.send(assignment)
@@ -281,13 +288,32 @@ class Launcher:
         follower.add_done_callback(self._followers.discard)
         return handle
 
+    async def _forked_for(self, assignment: Assignment, slots: Sequence[int], log_file: Path) -> ForkedProcess:
+        """A process with the Python of this job. Raises LaunchFailed."""
+        folder = assignment.environment_path
+        if not folder:
+            return await self.fork(slots)
+        if self._isolation.isolation is None:
+            with self._told():
+                return await self._environments.fork(folder, slots)
+        process = await self.fork(slots)
+        writable = (str(log_file.parent), assignment.checkpoint_dir)
+        process.channel.send(EnterEnvironment(folder=folder, readable=assignment.read_folders, writable=writable))
+        return process
+
     async def fork(self, slots: Sequence[int] = ()) -> ForkedProcess:
         """A process that uses these slots, and waits for its first message. Raises LaunchFailed."""
-        try:
+        with self._told():
             async with asyncio.timeout(_FORK_TIMEOUT_S), self._forking:
                 await self._server_ready.wait()
                 assert self._server is not None
                 return await fork_process(self._server, slots)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raises LaunchFailed if no process could be forked."""
+        try:
+            yield
         except (TimeoutError, OSError, EOFError) as error:
             reason = f"{type(error).__name__} {error}".strip()
             raise LaunchFailed(reason, str(self._server_log)) from error
@@ -302,6 +328,7 @@ class Launcher:
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
+        await self._environments.close()
         if self._server is not None:
             await self._server.end()
         if self._followers:
@@ -332,9 +359,25 @@ class Launcher:
         return self._logs / "fork-server.log"
 
     async def _start_server(self) -> None:
-        environment = self._marks | self._gpus | self._network
-        self._server = await ForkServerClient.start(environment, self._server_log, self._preload, self._isolation)
+        self._server = await self._started(_OF_THE_NODE)
         self._server_ready.set()
+
+    async def _started(self, name: str, environment: Path | None = None) -> ForkServerClient:
+        variables = self._marks | {_SERVER: name} | self._gpus | self._network
+        log_file, isolation = self._server_log, self._isolation
+        return await ForkServerClient.start(variables, log_file, self._preload, isolation, environment)
+
+    async def _start_environment(self, folder: str) -> ForkServerClient:
+        return await self._started(folder, Path(folder))
+
+    async def _environment_ended(self, folder: str, has_died: bool) -> None:
+        if has_died:
+            log.error("fork_server_died", environment=folder, log_file=str(self._server_log))
+        await self._kill_left(folder)
+
+    async def _kill_left(self, name: str) -> None:
+        """Kill what is left of the fork server of this name, also if its keeper was killed."""
+        await asyncio.to_thread(kill_marked, self._marks | {_SERVER: name})
 
     async def _keep_server(self) -> None:
         """Restart a fork server that dies; its workers die with it."""
@@ -346,7 +389,7 @@ class Launcher:
                 log.error("fork_server_died", log_file=str(self._server_log))
                 await self._server.end()
                 self._server = None
-                await asyncio.to_thread(kill_marked, self._marks)  # of a keeper that was killed, too
+                await self._kill_left(_OF_THE_NODE)
             try:
                 await self._start_server()
                 retry_s = _FIRST_RETRY_S

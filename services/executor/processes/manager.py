@@ -28,6 +28,7 @@ from elasticflow.services.executor.processes.checkpoint_copies import (
 )
 from elasticflow.services.executor.processes.code_archive import CodeArchive, CodeUnusable
 from elasticflow.services.executor.processes.fork_server_client import Exited, ForkedProcess
+from elasticflow.services.executor.processes.job_environments import JobEnvironments
 from elasticflow.services.executor.processes.job_logs import last_lines
 from elasticflow.services.executor.processes.launcher import OnEvent, WorkerEvent, WorkerHandle
 from elasticflow.services.executor.processes.prepared_folders import (
@@ -136,7 +137,7 @@ class _WorkerSlot:
 
 
 class WorkerManager:
-    """data_dir: of packages and data of jobs. gpu_left: returns once nothing else uses the memory of a GPU.
+    """data_dir: of packages, environments and data of jobs. gpu_left: returns once nothing else uses a GPU's memory.
     announced: returns once the pool knows which starts this node has begun.
     note: receives local events. shut_down: called when nothing is left to do. copies: of checkpoints, where nodes
     share no storage."""
@@ -162,6 +163,7 @@ class WorkerManager:
         self._launcher = make_launcher(self._on_event)
         self._folders = PreparedFolders(self.fork, log)
         self._data_dir = data_dir.resolve()
+        self._environments = JobEnvironments(data_dir, self._folders)
         self._packages, self._data = InstalledPackages(data_dir, self._folders), FetchedData(data_dir, self._folders)
         self._note, self._shut_down, self._log = note, shut_down, log
         self._slots: dict[WorkerId, _WorkerSlot] = {}
@@ -209,7 +211,7 @@ class WorkerManager:
 
     @property
     def preparing(self) -> tuple[str, ...]:
-        """The jobs whose workers wait for packages or data."""
+        """The jobs whose workers wait for packages, an environment or data."""
         return tuple(sorted(set(self._preparing)))
 
     def preparations(self, starts: KnownStarts) -> KnownStarts:
@@ -264,8 +266,10 @@ class WorkerManager:
             await self._announced()  # what is done for the job from here on may end this executor
             secrets = self._secret_keys.open(tenant, spec.secrets)
             code_path = await self._code.folder(tenant, spec.code_digest)
-            with self._prepares(worker, "fetching its packages and data"):
-                packages_path, data_paths = await asyncio.gather(
+            own = spec.own_environment
+            with self._prepares(worker, "making its environment" if own else "fetching its packages and data"):
+                environment_path, packages_path, data_paths = await asyncio.gather(
+                    self._environments.folder(tenant, own, within_s=within_s),
                     self._packages.folder(tenant, spec.requirements, within_s=within_s),
                     self._data.paths(tenant, spec.data, {**spec.environment, **secrets}, within_s=within_s),
                 )
@@ -281,6 +285,7 @@ class WorkerManager:
                 assignment,
                 code_path=code_path,
                 packages_path=packages_path,
+                environment_path=environment_path,
                 data_paths=data_paths,
                 secrets=secrets,
                 plan=self._with_secret(worker.job_id, assignment.plan),

@@ -1,6 +1,6 @@
 """A worker process trains one job on one GPU, together with the job's other workers. Only this package imports torch.
-A runner process executes tasks of one padding load on one GPU. An installer process installs packages for a job, a
-fetcher gets its data.
+A runner process executes tasks of one padding load on one GPU. An installer process installs packages for a job,
+or makes its environment; a fetcher gets its data.
 
 Imports run from below to above in this order: interface, process, group, checkpoint, data, engine, scripts, loop.
 
@@ -98,4 +98,5 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     preparation/  before a job starts
         fetch_data.py           a fetcher gets its data, by fsspec
         install_packages.py     an installer installs its packages, by uv or pip
+        make_environment.py     or makes its own Python environment
 """

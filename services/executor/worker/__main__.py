@@ -1,5 +1,9 @@
-"""`python -m elasticflow.services.executor.worker FD [MODULE ...]`: the fork server, on the inherited socket FD."""
+"""`python -m elasticflow.services.executor.worker FD [MODULE ...]`: the fork server, on the inherited socket FD.
 
+With --check it only imports what it would load; with --entered it goes on as a worker in the environment of a job.
+"""
+
+import platform
 import socket
 import sys
 
@@ -14,7 +18,31 @@ def _serve(keeper: int) -> None:
     ForkServer(socket.socket(fileno=int(sys.argv[1])), keeper=keeper, preload=sys.argv[2:]).serve()
 
 
+def _check() -> None:
+    import numpy
+    import torch
+
+    from elasticflow.services.executor.worker import fork_server
+
+    print(
+        f"{fork_server.ENTRY}: Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}"
+    )
+
+
+def _go_on(channel: int, rest: int) -> None:
+    with without_gc():
+        from elasticflow.services.executor.worker.fork_server import run_entered
+
+    run_entered(channel, rest)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or not sys.argv[1].isdigit():
-        sys.exit("only an executor starts this process: run `python -m elasticflow.services.executor` instead")
-    keep(_serve, control=int(sys.argv[1]))
+    match sys.argv[1:]:
+        case ["--check"]:
+            _check()
+        case ["--entered", channel, rest]:
+            _go_on(int(channel), int(rest))
+        case [control, *_] if control.isdigit():
+            keep(_serve, control=int(control))
+        case _:
+            sys.exit("only an executor starts this process: run `python -m elasticflow.services.executor` instead")

@@ -12,8 +12,10 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn, get_args
 
 import torch._dynamo  # torch loads it with the first optimizer, which takes a second
@@ -22,11 +24,10 @@ import torch.nn.parallel
 import torch.utils.data  # noqa: F401 - all of these are for the workers
 
 from elasticflow.services.executor.worker.loop.run_worker import run_worker
-from elasticflow.services.executor.worker.preparation.fetch_data import fetch_data
-from elasticflow.services.executor.worker.preparation.install_packages import install_packages
 from elasticflow.services.executor.worker.tasks.run_tasks import run_tasks
 from elasticflow.shared.library_imports import without_gc
 from elasticflow.shared.messages.worker_protocol.forking import (
+    EnterEnvironment,
     FetchData,
     ForkFailed,
     ForkServerReady,
@@ -34,6 +35,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     FromForkServer,
     InstallPackages,
     Isolation,
+    MakeEnvironment,
     ToPreparer,
     WorkerForked,
     WorkerReaped,
@@ -42,6 +44,7 @@ from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, Fr
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
+from elasticflow.shared.runtime.process.environment_python import interpreter_of, variables_in
 from elasticflow.shared.runtime.process.isolation.isolated_process import (
     SIGNAL_EXIT_CODE,
     WorkerFolders,
@@ -55,7 +58,10 @@ from elasticflow.shared.runtime.process.process_termination import (
     kill_and_reap_process_group,
     kill_own_process_group,
 )
+from elasticflow.shared.runtime.process.run_module import module_command
 
+ENTRY = "elasticflow.services.executor.worker"
+ENTERED = "--entered"  # the argument of a process that a worker becomes in an environment of its own
 _REAP_TIMEOUT_S = 5.0  # for a process that SIGKILL does not end, e.g. in a driver's system call
 
 
@@ -195,28 +201,78 @@ def _next_ended() -> "os.waitid_result | None":
 
 
 # --- a child's first message --------------------------------------------------------------------------
-# A child of the fork server: its first message says if it becomes a worker, a runner, an installer or a fetcher.
+# A child of the fork server: its first message says if it becomes a worker, also one in an environment of its own, a
+# runner, an installer or a fetcher.
 
 
-def run_forked(sock: socket.socket, folders: WorkerFolders) -> NoReturn:
-    """Wait for the first message, without a timeout, and do what it says. sock: the channel to the executor."""
-    frames = FrameReader[ToWorker | RunTasks | ToPreparer](*get_args(ToWorker), RunTasks, *get_args(ToPreparer))
+def run_forked(sock: socket.socket, folders: WorkerFolders, received: bytes = b"") -> NoReturn:
+    """Wait for the first message, without a timeout, and do what it says. sock: the channel to the executor.
+
+    received: what was already read from it.
+    """
+    kinds = *get_args(ToWorker), RunTasks, *get_args(ToPreparer), EnterEnvironment
+    frames = FrameReader[ToWorker | RunTasks | ToPreparer | EnterEnvironment](*kinds)
+    data = received or _receive(sock)
     received = b""
-    first: ToWorker | RunTasks | ToPreparer | None = None
-    while first is None:
-        data = _receive(sock)
+    while True:
         received += data
         try:
             first = next(frames.feed(data), None)
         except BrokenChannel:  # a worker reports it
             break
-    if isinstance(first, RunTasks):
-        run_tasks(sock, first, received, folders)
-    if isinstance(first, InstallPackages):
-        install_packages(sock, first, folders)
-    if isinstance(first, FetchData):
-        fetch_data(sock, first, folders)
+        if first is not None:
+            _obey(first, sock, folders, received, frames.unread)
+            break
+        data = _receive(sock)
     run_worker(sock, received, folders)
+
+
+def _obey(first: object, sock: socket.socket, folders: WorkerFolders, received: bytes, unread: bytes) -> None:
+    """Become something else than a worker; return if it is a message for one. Preparers are imported here: workers
+    need none of their libraries."""
+    match first:
+        case RunTasks():
+            run_tasks(sock, first, received, folders)
+        case InstallPackages():
+            from elasticflow.services.executor.worker.preparation.install_packages import install_packages
+
+            install_packages(sock, first, folders)
+        case MakeEnvironment():
+            from elasticflow.services.executor.worker.preparation.make_environment import make_environment
+
+            make_environment(sock, first, folders)
+        case FetchData():
+            from elasticflow.services.executor.worker.preparation.fetch_data import fetch_data
+
+            fetch_data(sock, first, folders)
+        case EnterEnvironment():
+            _enter(sock, first, folders, unread)
+        case _:
+            return
+
+
+def _enter(sock: socket.socket, order: EnterEnvironment, folders: WorkerFolders, unread: bytes) -> NoReturn:
+    """Become a process of this environment's Python, which reads on from the channel. Its code is the user's, so all
+    folders are shown before."""
+    folders.show(readable=[order.folder, *order.readable], writable=order.writable)
+    folders.close()
+    with tempfile.TemporaryFile() as rest:
+        rest.write(unread)
+        rest.seek(0)
+        inherited = str(sock.fileno()), str(rest.fileno())
+        for descriptor in map(int, inherited):
+            os.set_inheritable(descriptor, True)
+        folder = Path(order.folder)
+        command = module_command(ENTRY, ENTERED, *inherited, python=interpreter_of(folder))
+        os.execve(command[0], command, variables_in(folder, os.environ))
+
+
+def run_entered(channel_fd: int, rest_fd: int) -> NoReturn:
+    """What the new process does: it has the namespaces and the rights of the worker that has become it."""
+    os.set_inheritable(channel_fd, False)
+    with os.fdopen(rest_fd, "rb") as rest:
+        unread = rest.read()
+    run_forked(socket.socket(fileno=channel_fd), WorkerFolders(), unread)
 
 
 def _receive(sock: socket.socket) -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 from pydantic import Strict
 
-from elasticflow.shared.messages.job_environment import Requirements
+from elasticflow.shared.messages.job_environment import OwnEnvironment, Requirements
 from elasticflow.shared.messages.limits import DataUri, NumBytes, Text
 
 Pid = Annotated[int, Strict(), Gt(0)]
@@ -91,6 +91,18 @@ class InstallPackages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MakeEnvironment:
+    """Make a Python environment in RESULT in this folder, which exists and is otherwise empty.
+
+    place: where it will be.
+    """
+
+    folder: str
+    place: str
+    environment: OwnEnvironment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchData:
     """Fetch a file or a folder into RESULT in this folder, under its own name. environment: with the job's secrets."""
 
@@ -111,5 +123,21 @@ class NotPrepared:
     error: Text
 
 
-ToPreparer = InstallPackages | FetchData
+ToPreparer = InstallPackages | MakeEnvironment | FetchData
 FromPreparer = Prepared | NotPrepared
+
+
+# --- Messages between an executor and a process that becomes a worker in an environment of its own ------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnterEnvironment:
+    """The first message, before those of a worker: go on as a process of this environment's Python.
+
+    folder: of the environment. readable, writable: the other folders that the worker needs. They are shown before,
+    since code of the environment must not choose them.
+    """
+
+    folder: str
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()

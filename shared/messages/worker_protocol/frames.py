@@ -18,7 +18,13 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import msgpack  # pyright: ignore[reportMissingTypeStubs]
 from pydantic import TypeAdapter
 
-from elasticflow.shared.messages.worker_protocol.forking import FromForkServer, FromPreparer, ToForkServer, ToPreparer
+from elasticflow.shared.messages.worker_protocol.forking import (
+    EnterEnvironment,
+    FromForkServer,
+    FromPreparer,
+    ToForkServer,
+    ToPreparer,
+)
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.task_running import FromRunner, ToRunner
 from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
@@ -32,6 +38,7 @@ ChannelMessage = (
     | FromRunner
     | ToPreparer
     | FromPreparer
+    | EnterEnvironment
     | ToForkServer
     | FromForkServer
 )
@@ -64,6 +71,11 @@ class FrameReader(Generic[Message]):
     def __init__(self, *types: type[Message]) -> None:
         self._types = types
         self._pending = bytearray()
+
+    @property
+    def unread(self) -> bytes:
+        """The bytes after the last message that was read."""
+        return bytes(self._pending)
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """The messages that are complete now, one by one. Raises BrokenChannel after the last readable one."""

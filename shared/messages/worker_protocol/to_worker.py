@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 from pydantic import Strict
 
+from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.messages.limits import (
     Digest,
@@ -89,6 +90,7 @@ class Assignment:
     code_path: folder (or zip) with the training function; "" if it is importable without.
     secrets: values of variables, by name; they appear in no log.
     packages_path: folder with the packages that the job requires; "" if it requires none.
+    environment_path: folder of the job's own environment, in whose Python the worker runs; "": the node's.
     data_paths: of the job's data on this node, by name.
     gpu_index: number of the GPU on this node.
     shown_gpus: those of its job on this node, which it sees where GPUs are separated.
@@ -110,6 +112,7 @@ class Assignment:
     purpose: Literal["train", "profile"] = "train"
     code_path: str = ""
     packages_path: str = ""
+    environment_path: str = ""
     data_paths: Mapping[str, str] = field(default_factory=dict[str, str])
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     device: Literal["cpu", "cuda"] = "cpu"
@@ -129,6 +132,12 @@ class Assignment:
     measures_step_times: bool = False
     most_virtual_nodes: NumVirtualNodes = 0
     checkpoint_wait_s: DurationS = CHECKPOINT_WAIT_S
+
+    @property
+    def read_folders(self) -> tuple[str, ...]:
+        """What this node keeps for the job, which the worker reads: code, packages and fetched data."""
+        fetched = (path for name, path in self.data_paths.items() if not local_path(self.spec.data[name]))
+        return tuple(path for path in (self.code_path, self.packages_path, *fetched) if path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ import runpy
 import sys
 
 
-def module_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command line that runs this module, as `python -m` does."""
-    return (sys.executable, "-P", __file__, module, *arguments)
+def module_command(module: str, *arguments: str, python: str = sys.executable) -> tuple[str, ...]:
+    """The command line that runs this module, as `python -m` does. python: an interpreter that has what it imports."""
+    return (python, "-P", __file__, module, *arguments)
 
 
 def _import_elasticflow() -> None:

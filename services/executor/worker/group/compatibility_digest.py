@@ -1,16 +1,19 @@
 """What all workers of a job must have in common; workers compare it in their rendezvous, before any tensor travels.
 
 Workers that sent tensors of different shapes would fail without an explanation (gloo ends the process, NCCL waits) or,
-worse, continue. The comparison finds a node with another release of torch or another copy of the code, and names it.
+worse, continue. The comparison finds a node with another release of torch or numpy, or another copy of the code, and
+names it.
 """
 
 import hashlib
 import inspect
 import io
+import platform
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -46,6 +49,8 @@ def compatibility_digest(
     groups = [len(group["params"]) for group in optimizer.param_groups]
     return {
         "torch": torch.__version__,
+        "numpy": np.__version__,
+        **({"Python": ".".join(platform.python_version_tuple()[:2])} if spec.own_environment is not None else {}),
         "training function": f"{spec.training_function} {_hash(spec.code_digest, _source_of(function))}",
         "hyperparameters": str(sorted(function.hyperparameters.items())),
         "seed": str(spec.seed),
@@ -74,7 +79,7 @@ def require_compatible(mine: CompatibilityDigest, first: CompatibilityDigest) ->
         advice += _SAMPLES_ADVICE if "drawn" in differences.get("samples", "") else ""
         raise TrainingFailed(
             f"this worker differs from rank 0 of its rendezvous: {'; '.join(differences.values())}; install the same "
-            f"code, data and release of torch on all nodes{advice}"
+            f"code, data and releases of torch and numpy on all nodes{advice}"
         )
 
 

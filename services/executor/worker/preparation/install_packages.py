@@ -43,7 +43,7 @@ def loaded_packages(modules: Iterable[str] = sys.modules) -> Versions:
             continue
         if isinstance(found, Distribution):
             versions[name] = found.version
-            left += [requirement.name for requirement in _required_by(found)]
+            left += [requirement.name for requirement in required_by(found)]
     return versions
 
 
@@ -52,7 +52,7 @@ def refused_lines(lines: Iterable[str], loaded: Versions) -> list[str]:
     return [
         f"{line}: workers have loaded {requirement.name} {loaded[canonicalize_name(requirement.name)]}"
         for line in lines
-        if (requirement := _parsed(line)) is not None and _is_violated(requirement, loaded)
+        if (requirement := parsed_line(line)) is not None and is_violated(requirement, loaded)
     ]
 
 
@@ -65,20 +65,26 @@ def violated_in(folder: Path, loaded: Versions) -> list[str]:
         found += [
             f"{package.name} {package.version} needs {requirement}, and workers have loaded "
             f"{loaded[canonicalize_name(requirement.name)]}"
-            for requirement in _required_by(package)
-            if _is_violated(requirement, loaded)
+            for requirement in required_by(package)
+            if is_violated(requirement, loaded)
         ]
     return found
 
 
-def _required_by(package: Distribution) -> Iterator[Requirement]:
+def required_by(package: Distribution, extras: Iterable[str] = ()) -> Iterator[Requirement]:
+    """What it requires on this machine, with these extras."""
+    chosen = ("", *extras)
     for line in package.requires or ():
-        requirement = _parsed(line)
-        if requirement is not None and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+        requirement = parsed_line(line)
+        if requirement is not None and any(_is_for(requirement, extra) for extra in chosen):
             yield requirement
 
 
-def _parsed(line: str) -> Requirement | None:
+def _is_for(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def parsed_line(line: str) -> Requirement | None:
     """The requirement in a line; None for an option of pip."""
     try:
         return Requirement(line.partition(" --")[0])
@@ -86,7 +92,7 @@ def _parsed(line: str) -> Requirement | None:
         return None
 
 
-def _is_violated(requirement: Requirement, loaded: Versions) -> bool:
+def is_violated(requirement: Requirement, loaded: Versions) -> bool:
     version = loaded.get(canonicalize_name(requirement.name))
     if version is None or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
         return False
@@ -98,7 +104,7 @@ def _is_violated(requirement: Requirement, loaded: Versions) -> bool:
 
 _LAST_LINES = 15  # of an installer that failed
 _MAX_LINE = 400  # characters
-_QUIET = ("--no-input", "--no-color", "--progress-bar", "off", "--disable-pip-version-check")
+QUIET = ("--no-input", "--no-color", "--progress-bar", "off", "--disable-pip-version-check")
 
 
 class CannotInstall(Exception):
@@ -107,7 +113,7 @@ class CannotInstall(Exception):
 
 def install(lines: Sequence[str], target: Path, work: Path, loaded: Versions) -> None:
     """lines: of a requirements file. work: a folder for temporary files. Raises CannotInstall."""
-    file = _written(work / "requirements.txt", lines)
+    file = written(work / "requirements.txt", lines)
     if uv := shutil.which("uv"):
         _install_with_uv(uv, file, target, work, loaded)
     elif find_spec("pip") is not None:
@@ -118,22 +124,24 @@ def install(lines: Sequence[str], target: Path, work: Path, loaded: Versions) ->
 
 def _install_with_uv(uv: str, file: Path, target: Path, work: Path, loaded: Versions) -> None:
     """A target is an empty environment for uv. Loaded packages are excluded by a condition that never holds."""
-    excluded = _written(work / "loaded.txt", [f"{name} ; sys_platform == 'never'" for name in loaded])
+    excluded = written(work / "loaded.txt", [f"{name} ; sys_platform == 'never'" for name in loaded])
     options = ("--python", sys.executable, "--link-mode", "copy", "--no-progress", "--color", "never")
-    _run([uv, "pip", "install", "--target", str(target), "-r", str(file), "--override", str(excluded), *options], work)
+    run_installer(
+        [uv, "pip", "install", "--target", str(target), "-r", str(file), "--override", str(excluded), *options], work
+    )
 
 
 def _install_with_pip(lines: Sequence[str], file: Path, target: Path, work: Path, loaded: Versions) -> None:
     """Let pip only resolve at first: with a target, it installs again what is installed, torch too."""
-    pip = [sys.executable, "-P", "-m", "pip", "install", *_QUIET]
-    constraints = _written(work / "loaded.txt", [f"{name}=={version}" for name, version in loaded.items()])
+    pip = [sys.executable, "-P", "-m", "pip", "install", *QUIET]
+    constraints = written(work / "loaded.txt", [f"{name}=={version}" for name, version in loaded.items()])
     report = work / "report.json"
-    _run([*pip, "--dry-run", "--report", str(report), "-r", str(file), "-c", str(constraints)], work)
+    run_installer([*pip, "--dry-run", "--report", str(report), "-r", str(file), "-c", str(constraints)], work)
     missing = _pinned(json.loads(report.read_text())["install"])
     if missing:
         options = [line for line in lines if line.startswith("-")]
-        exact = _written(work / "exact.txt", [*options, *missing])
-        _run([*pip, "--no-deps", "--target", str(target), "-r", str(exact)], work)
+        exact = written(work / "exact.txt", [*options, *missing])
+        run_installer([*pip, "--no-deps", "--target", str(target), "-r", str(exact)], work)
 
 
 def _pinned(found: list[dict[str, Any]]) -> list[str]:
@@ -157,18 +165,19 @@ def _url(source: dict[str, Any]) -> str:
     return f"{url}#subdirectory={folder}" if (folder := source.get("subdirectory")) else url
 
 
-def _written(file: Path, lines: Sequence[str]) -> Path:
+def written(file: Path, lines: Sequence[str]) -> Path:
     file.write_text("".join(f"{line}\n" for line in lines))
     return file
 
 
-def _run(command: list[str], work: Path) -> None:
+def run_installer(command: Sequence[str], work: Path, variables: Mapping[str, str] | None = None) -> None:
+    """Raises CannotInstall. variables: by default those of this process."""
     log = work / "installer.log"
     with log.open("wb") as output:
         ended = subprocess.run(
             command,
             cwd=work,
-            env=os.environ | {"TMPDIR": str(work)},
+            env={**(os.environ if variables is None else variables), "TMPDIR": str(work)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -176,7 +185,7 @@ def _run(command: list[str], work: Path) -> None:
         )
     if ended.returncode:
         said = [line[:_MAX_LINE] for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        name = "uv" if command[1] == "pip" else "pip"
+        name = "uv" if Path(command[0]).name == "uv" else "pip"
         raise CannotInstall("\n".join([f"{name} ended with exit code {ended.returncode}:", *said[-_LAST_LINES:]]))
 
 
@@ -184,15 +193,15 @@ def _run(command: list[str], work: Path) -> None:
 # A forked process that installs the packages of a job. It has the rights of a worker: packages run code of their own
 # while they are built.
 
-_NICENESS = 10  # workers come first
-_MAX_TEXT = 8_000  # characters of an error
+NICENESS = 10  # workers come first
+MAX_TEXT = 8_000  # characters of an error
 
 
 def install_packages(sock: socket.socket, order: InstallPackages, folders: WorkerFolders) -> NoReturn:
     """Reply once, and exit. Killed by its executor if it takes too long or fills the disk."""
     folders.show(writable=[order.folder])
     folders.close()
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     sock.sendall(encode_frame(_reply(order)))
     os._exit(ExitCode.DONE)
 
@@ -209,13 +218,13 @@ def _reply(order: InstallPackages) -> FromPreparer:
         if violated := violated_in(target, loaded):
             return _refusal(violated)
     except CannotInstall as error:
-        return NotPrepared(error=str(error)[-_MAX_TEXT:])
+        return NotPrepared(error=str(error)[-MAX_TEXT:])
     except Exception as error:  # e.g. a report that this version cannot read
         traceback.print_exc()
-        return NotPrepared(error=f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+        return NotPrepared(error=f"{type(error).__name__}: {error}"[:MAX_TEXT])
     return Prepared()
 
 
 def _refusal(problems: list[str]) -> NotPrepared:
     said = "; ".join(problems)
-    return NotPrepared(error=f"{said}; require a version that goes with it"[:_MAX_TEXT])
+    return NotPrepared(error=f"{said}; require a version that goes with it"[:MAX_TEXT])

@@ -19,7 +19,6 @@ from typing import Protocol, get_args
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
 from elasticflow.services.executor.worker.process.log_file import write_output_to
 from elasticflow.services.executor.worker.process.users_process import PROCESS
-from elasticflow.shared.messages.job_environment import local_path
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, FromWorker
@@ -180,10 +179,7 @@ class Channel:
                         self._folders.show(writable=[str(Path(file).parent)])
                         write_output_to(Path(file))
                     case Assignment():
-                        uris = message.spec.data
-                        fetched = [path for name, path in message.data_paths.items() if not local_path(uris[name])]
-                        readable = [message.code_path, message.packages_path, *fetched]
-                        self._folders.show(readable=readable, writable=[message.checkpoint_dir])
+                        self._folders.show(readable=message.read_folders, writable=[message.checkpoint_dir])
                         self._folders.close()
                         self._poll_interval_s = message.timeouts.poll_interval_s
                         if message.lease_until_s:

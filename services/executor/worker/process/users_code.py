@@ -114,7 +114,7 @@ def keep_source_lines(error: BaseException, folder: Path) -> None:
 
 _WHERE_MODULES_ARE = (
     "; put it beside your file (modules that its imports name are sent with it), send its folder with --workdir, or "
-    "let the nodes install it with --requirement"
+    "let the nodes install it with --requirement, or name it in the file of --environment"
 )
 
 

@@ -57,6 +57,8 @@ json = false
 arguments = ["--epochs", 3]
 workdir = "."
 requirement = "requirements.txt"
+environment = "uv.lock"
+python = "3.12"
 secret = ["TOKEN", "KEY=@key.txt"]
 
 [env]
@@ -135,6 +137,8 @@ def test_every_option_of_the_command_line_is_a_key() -> None:
         "--data-dir=state",
         "--workdir=.",
         "--requirement=requirements.txt",
+        "--environment=uv.lock",
+        "--python=3.12",
         "--secret=TOKEN",
         "--secret=KEY=@key.txt",
         "--env=WANDB_MODE=offline",

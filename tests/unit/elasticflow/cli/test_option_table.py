@@ -34,6 +34,8 @@ TEXTS: dict[str, Any] = {  # other options take any text
     "start_timeout": "10m",
     "stall_timeout": "5m",
     "requirement": Path("requirements.txt"),
+    "own_environment": Path("requirements.txt"),
+    "python": "3.12",
     "job_class": ClassName.SOFT,
 }
 

@@ -14,7 +14,8 @@ from elasticflow.services.executor import old_files
 from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.prepared_folders import data_digest, packages_digest
 from elasticflow.shared.messages.events import JobAdmitted, LoadOpened
-from elasticflow.shared.messages.job_spec import ContinuedJob
+from elasticflow.shared.messages.job_environment import OwnEnvironment
+from elasticflow.shared.messages.job_spec import ContinuedJob, JobSpec
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.shared.persistent_map import Map
@@ -32,12 +33,12 @@ REQUIREMENTS = ("tqdm", "einops")
 URI = "s3://bucket/train"
 
 
-def live_pool(**config: Any) -> PoolState:
-    """With the live job "live", whose code has DIGEST."""
+def live_pool(needs: JobSpec | None = None, **config: Any) -> PoolState:
+    """With the live job "live". needs: by default, code with DIGEST, REQUIREMENTS and URI."""
     admitted = JobAdmitted(
         job_id="live",
         tenant="lab",
-        spec=spec(code_digest=DIGEST, requirements=REQUIREMENTS, data={"train": URI}),
+        spec=needs or spec(code_digest=DIGEST, requirements=REQUIREMENTS, data={"train": URI}),
         deadline_s=NOW_S + 100.0,
         minimum_satisfactory_share=(),
         gpu_seconds=100.0,
@@ -233,6 +234,19 @@ def test_packages_are_kept_while_their_tenant_has_a_job_that_requires_some_and_f
     assert names(tmp_path / "packages" / "thief") == []
     sweep(tmp_path, PoolState(config=PoolConfig(), live_jobs=Map()), after_s=2 * DAY_S)
     assert names(tmp_path / "packages" / "lab") == []
+
+
+def test_environments_are_kept_while_their_tenant_has_a_job_in_one_and_for_a_day(tmp_path: Path) -> None:
+    for name in ("lab/one", "lab/of-another-node", "thief/one"):
+        folder(tmp_path / "environments", name)
+    needs = live_pool(spec(own_environment=OwnEnvironment(requirements=("numpy<2",))))
+    sweep(tmp_path, needs, after_s=DAY_S / 2)
+    assert names(tmp_path / "environments" / "thief") == ["one"]
+    sweep(tmp_path, needs, after_s=2 * DAY_S)
+    assert names(tmp_path / "environments" / "lab") == ["of-another-node", "one"]
+    assert names(tmp_path / "environments" / "thief") == []
+    sweep(tmp_path, live_pool(), after_s=2 * DAY_S)
+    assert names(tmp_path / "environments" / "lab") == []
 
 
 def test_data_is_kept_for_live_jobs_of_its_tenant_and_for_a_day(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.messages.job_environment import (
     DATA_NAMES_OF_OURS,
     MAX_VARIABLES,
+    OwnEnvironment,
     SealedSecret,
     is_ours,
     local_path,
@@ -76,9 +77,31 @@ def test_a_job_keeps_its_environment_on_the_wire_and_an_older_one_has_none() -> 
 def test_jobs_share_a_profile_only_in_the_same_environment() -> None:
     job = spec(model_name="")
     others = [replace(job, environment={"FAST": "1"}), replace(job, requirements=("einops",)), replace(job, data=DATA)]
-    assert len({each.profile_key for each in (job, *others)}) == 4
+    own = [OwnEnvironment(), OwnEnvironment(python="3.12"), OwnEnvironment(requirements=("einops",))]
+    others += [replace(job, own_environment=each) for each in own]
+    assert len({each.profile_key for each in (job, *others)}) == 7
     named = spec(model_name="net")
     assert replace(named, environment={"FAST": "1"}).profile_key == named.profile_key
+
+
+def test_a_job_keeps_its_own_environment_on_the_wire_and_an_older_one_has_none() -> None:
+    own = OwnEnvironment(python="3.12", requirements=("numpy<2",), constraints=("numpy==1.26.4",))
+    command = SubmitJob(job_id="a", tenant="lab", spec=spec(own_environment=own))
+    assert decode(encode(command, id="1", recorded_at_s=0.0)).message == command
+    assert command.spec.needs_preparation
+    assert spec().own_environment is None
+    assert not spec().needs_preparation
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.14", "3", "3.12 ", "--help", "/usr/bin/python3.12"])
+def test_an_environment_has_a_python_that_workers_run_on(python: str) -> None:
+    (problem,) = problems(spec(own_environment=OwnEnvironment(python=python)))
+    assert problem.startswith("spec.own_environment.python: ")
+
+
+def test_packages_are_in_an_own_environment_or_beside_those_of_the_node() -> None:
+    with pytest.raises(ValueError, match="in its own environment, or as requirements, not both"):
+        spec(own_environment=OwnEnvironment(), requirements=("einops",))
 
 
 def test_a_job_keeps_its_data_on_the_wire_and_an_older_one_has_none() -> None:

@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import SubmitJob
+from elasticflow.shared.messages.job_environment import OwnEnvironment
 from elasticflow.shared.messages.job_spec import JobSpec, MetricCondition
 from elasticflow.shared.messages.measurements import ResizeTimeline, SingleGpuStepTimes
 from elasticflow.shared.messages.worker_protocol.forking import (
+    EnterEnvironment,
     FetchData,
     ForkFailed,
     ForkServerReady,
     ForkWorker,
     InstallPackages,
+    MakeEnvironment,
     NotPrepared,
     Prepared,
     WorkerForked,
@@ -101,6 +104,8 @@ MESSAGES = (
     ForkFailed(request=0, reason="no memory"),
     WorkerReaped(pid=4711, exit_code=None, signal=9),
     InstallPackages(folder="/somewhere", requirements=("tqdm",)),
+    MakeEnvironment(folder="/somewhere", place="/elsewhere", environment=OwnEnvironment(python="3.12")),
+    EnterEnvironment(folder="/elsewhere", readable=("/code",), writable=("/logs", "/checkpoints")),
     FetchData(folder="/somewhere", uri="s3://bucket/set", environment={"TOKEN": "t"}),
     Prepared(),
     NotPrepared(error="no such package"),

@@ -18,7 +18,7 @@ LOADING = "import time; print('loading', flush=True); time.sleep(1e6)"
 async def test_a_fork_server_that_is_cancelled_while_it_loads_is_killed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_server_client, "module_command", lambda *_: (sys.executable, "-c", LOADING))
+    monkeypatch.setattr(fork_server_client, "module_command", lambda *_, **__: (sys.executable, "-c", LOADING))
     monkeypatch.setattr(fork_server_client, "_END_TIMEOUT_S", 1e6)  # for a server that reads its socket
     log_file, others = tmp_path / "fork-server.log", psutil.Process().children()  # those that other tests share
     starting = asyncio.create_task(ForkServerClient.start({}, log_file, (), NOT_ISOLATED))

@@ -12,8 +12,7 @@ from elasticflow.services.executor.processes.launcher import Launcher
 async def environment_of(monkeypatch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> dict[str, str]:
     started: list[dict[str, str]] = []
 
-    async def start(marks: dict[str, str], log_file: Path, preload: object, isolation: object) -> ForkServerClient:
-        del preload, isolation
+    async def start(marks: dict[str, str], log_file: Path, *_: object) -> ForkServerClient:
         started.append(marks)
         raise LaunchFailed("not in this test", str(log_file))
 

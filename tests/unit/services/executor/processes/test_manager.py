@@ -17,11 +17,13 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
 )
 from elasticflow.services.executor.processes import manager as manager_module
 from elasticflow.services.executor.processes.fork_server_client import Exited
+from elasticflow.services.executor.processes.job_environments import JobEnvironments
 from elasticflow.services.executor.processes.launcher import OnEvent
 from elasticflow.services.executor.processes.manager import GenerationSecrets, WorkerManager
 from elasticflow.services.executor.processes.prepared_folders import CannotPrepare, FetchedData, InstalledPackages
 from elasticflow.shared.messages.events.nodes import KnownStarts
-from elasticflow.shared.messages.job_spec import ContinuedJob
+from elasticflow.shared.messages.job_environment import OwnEnvironment
+from elasticflow.shared.messages.job_spec import ContinuedJob, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.messages.timeouts import CHECKPOINT_WAIT_S
 from elasticflow.shared.messages.worker_protocol.from_worker import Alive, CheckpointWritten, Failed, Switched
@@ -267,30 +269,43 @@ async def test_the_manager_says_which_jobs_wait_for_packages(
     await asyncio.wait({running})
 
 
+@pytest.mark.parametrize(
+    ("needs", "phase", "shown"),
+    [
+        (spec(requirements=("einops",)), "fetching its packages and data", ("packages", "")),
+        (spec(own_environment=OwnEnvironment(python="3.12")), "making its environment", ("", "environment")),
+    ],
+)
 async def test_a_start_that_waits_for_packages_says_so_once_it_takes_some_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: JobSpec, phase: str, shown: tuple[str, str]
 ) -> None:
     told = asyncio.Event()
 
-    async def folder(packages: InstalledPackages, tenant: str, requirements: Any, *, within_s: float) -> str:
+    async def packages(_: InstalledPackages, tenant: str, requirements: Any, *, within_s: float) -> str:
         await told.wait()
-        return "packages"
+        return "packages" if requirements else ""
 
-    monkeypatch.setattr(InstalledPackages, "folder", folder)
+    async def environment(_: JobEnvironments, tenant: str, wanted: Any, *, within_s: float) -> str:
+        await told.wait()
+        return "environment" if wanted else ""
+
+    monkeypatch.setattr(InstalledPackages, "folder", packages)
+    monkeypatch.setattr(JobEnvironments, "folder", environment)
     monkeypatch.setattr(manager_module, "PHASE_S", 0.01)
     launcher, noted = Launcher(), asyncio.Queue[LocalEvent]()
     manager = manager_of(launcher, tmp_path, noted.put_nowait)
     running = asyncio.create_task(manager.run())
     await asyncio.sleep(0)
     plan = GenerationPlan(generation=1, world_size=1)
-    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=spec(requirements=("einops",)), checkpoint_dir="unused")
+    assignment = Assignment(job_id="a", plan=plan, rank=0, spec=needs, checkpoint_dir="unused")
     manager.act(StartWorker(assignment=assignment, tenant="lab"))
     reported = await noted.get()
     assert isinstance(reported, WorkerReported)
     assert isinstance(reported.message, Alive)
-    assert reported.message.phase == "fetching its packages and data"
+    assert reported.message.phase == phase
     told.set()
-    await launcher.launched.get()
+    launched = (await launcher.launched.get()).assignment
+    assert (launched.packages_path, launched.environment_path) == shown
     running.cancel()
     await asyncio.wait({running})
     assert noted.empty()
