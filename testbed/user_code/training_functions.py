@@ -439,6 +439,29 @@ class WithAdditionalState(Stateful):
         return {"loss": loss, "begun": self.steps_begun.count, "averaged": int(self.average.n_averaged)}
 
 
+class DecidesInEvaluation(Points):
+    """Its evaluations decide about the rate, halve the weights, and end the job."""
+
+    evaluate_every = 5
+
+    def init_optimizer(self, model):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        self.schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+        return optimizer
+
+    def stateful(self):
+        return {"schedule": self.schedule}
+
+    def evaluate(self, model):
+        weight = sum(float(each.abs().sum()) for each in model.parameters())
+        self.schedule.step(weight)
+        with torch.no_grad():
+            for each in model.parameters():
+                each.mul_(0.5)
+        self.is_over = self.iteration >= 30
+        return {"weight": weight, "rate": self.schedule.get_last_lr()[0]}
+
+
 class Factored(Points):
     def init_optimizer(self, model):
         return torch.optim.Adafactor(model.parameters())

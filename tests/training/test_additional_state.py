@@ -110,3 +110,11 @@ async def test_a_script_learns_at_once_that_an_object_cannot_be_loaded(node, spe
     failed = await workers.first(Failed)
     assert "TypeError: elastic(): object needs state_dict() and load_state_dict()" in failed.error
     await workers.ended()
+
+
+async def test_what_an_evaluation_changes_is_changed_on_all_workers(node, spec_of):
+    """Rank 0 alone evaluates: it steps a schedule, changes weights, and ends the job."""
+    alone = await train(node, spec_of("DecidesInEvaluation", max_iterations=80))
+    assert 0 < alone.metrics["rate"] < 0.05
+    among_three = await train(node, spec_of("DecidesInEvaluation", max_iterations=80), num_workers=3)
+    assert among_three == alone

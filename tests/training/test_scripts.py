@@ -123,6 +123,23 @@ async def test_a_running_loss_is_that_of_whole_batches_on_any_number_of_workers(
     assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
 
 
+async def test_who_keeps_values_of_parts_goes_on_when_a_peer_dies_behind_its_step(node, spec_of):
+    """The survivors have taken the step, and keep it."""
+    job_id = node.new_job_id()
+    slow_down = slow_down_script(node, job_id)
+    spec = script(spec_of, "adds_up_losses", global_batch_size=16)
+    workers = await node.launch(spec, job_id=job_id, num_workers=2)
+    await workers.first(Progressed)
+    (files_of(node, job_id) / "die").touch()
+    interrupted = await workers.first(Interrupted)
+    assert interrupted.iteration > 0
+    (survivor,) = (rank for rank, event in workers.events if isinstance(event, Interrupted))
+    workers = await node.switch_generation(workers, [survivor, None], lost=[1 - survivor])
+    await all_switched(workers, [survivor, None])
+    slow_down.unlink()
+    assert (await end_of(node, workers)).metrics["best"] > 0
+
+
 async def test_what_a_script_does_before_the_loop_of_an_epoch_holds_for_all_its_steps(node, spec_of):
     """On any number of workers, through switches, a crash and a restart within an epoch."""
 

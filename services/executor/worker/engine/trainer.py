@@ -17,9 +17,10 @@ from elasticflow.services.executor.worker.engine.straggler_detection import Stra
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
 from elasticflow.services.executor.worker.engine.training_step import TrainingSteps
 from elasticflow.services.executor.worker.group.groups import release_later
+from elasticflow.services.executor.worker.group.nested_tensors import flatten
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousResult, RendezvousSpecification
-from elasticflow.services.executor.worker.group.state_transfer import StateTransfer, transfer_state
+from elasticflow.services.executor.worker.group.state_transfer import StateTransfer, broadcast_state, transfer_state
 from elasticflow.services.executor.worker.interface import TrainingFunction
 from elasticflow.services.executor.worker.process.device import allowing_other_kernels
 from elasticflow.shared.training_interface import running_job
@@ -125,11 +126,37 @@ class Trainer(TrainingSteps):
     def evaluate(self) -> None:
         """All workers get the same metrics, so that all meet a condition at the same step."""
         self.settle()
+        before = self._marks()
         self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
         if not self.function.evaluates_in_parts:  # rank 0 alone has run the user's code
-            self.additional.set_plain(self.members.from_rank_0(self.additional.changed_plain()))
+            self._share_what_it_changed(before)
         self.cpu_throttle.sleep_off_excess()
         self._is_evaluated = True
+
+    def _marks(self) -> tuple[Any, ...]:
+        """What is equal as long as nobody changes the model, the optimizer or an object of stateful()."""
+        structure, tensors = self.additional.state()
+        of_optimizer = flatten(self.optimizer.state_dict(), of_state := list[torch.Tensor]())
+        every = (*self.model.parameters(), *self.model.buffers(), *of_state, *tensors)
+        return structure, of_optimizer, [(each.data_ptr(), each._version) for each in every]
+
+    def _share_what_it_changed(self, before: tuple[Any, ...]) -> None:
+        """A collective: rank 0's evaluation may restore the best weights, or step a schedule; then all have them."""
+        group = self.members.group
+        plain, has_changed, is_over = self.members.from_rank_0(
+            (self.additional.changed_plain(), self._marks() != before, self.function.is_over)
+        )
+        self.additional.set_plain(plain)
+        self.is_over |= is_over
+        if group is None or not has_changed:
+            return
+        try:
+            state = broadcast_state(group, self.shared_state() if self.is_rank_0 else None)
+        except PeerLost:
+            self._has_lost_parts = self.is_rank_0  # which alone has changed
+            raise
+        if not self.is_rank_0:
+            self.load_state(state)
 
     def evaluate_finally(self) -> None:
         """Evaluate after the last step, unless that is done. Rank 0 evaluates when its peers have left, unless it needs

@@ -42,7 +42,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript, UndeclaredState
-from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, DividedLosses
+from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, PartialLosses
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
@@ -161,7 +161,7 @@ class TrainingSteps(JobState):
     _undeclared: UndeclaredState = field(init=False)
     _kept_tensors: KeptTensors = field(init=False)
     _counts_of_parts: CountsOfParts = field(init=False)
-    _divided_losses: DividedLosses = field(init=False)
+    _partial_losses: PartialLosses = field(init=False)
     _dependent_values: DependentValues = field(init=False)
     _structure: ModelStructure = field(init=False)
     _is_script: bool = field(init=False)
@@ -169,7 +169,6 @@ class TrainingSteps(JobState):
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     _is_evaluated: bool = False  # at this iteration
     _has_lost_parts: bool = False  # of the optimizer's state
-    _plain_has_differed: bool = False  # between workers, at the end of a step
 
     def __post_init__(self) -> None:
         self._boundary = StepBoundary(self.optimizer, self.additional, lambda: self.members.check_received())
@@ -182,10 +181,10 @@ class TrainingSteps(JobState):
         self._structure = ModelStructure(self.model)
         self._is_script = isinstance(self.function, RunsScript)
         self._counts_of_parts = CountsOfParts(self.members.virtual_nodes, self.additional.plain)
-        self._divided_losses = DividedLosses(self.members.virtual_nodes)
+        self._partial_losses = PartialLosses(self.members.virtual_nodes)
         self._dependent_values = DependentValues(self.additional.plain, self.additional.note_differing)
         if isinstance(self.function, RunsScript):
-            self.function.watched = self._divided_losses.watched
+            self.function.watched = self._partial_losses.watched
         self._memory = memory_growth_on(self.device)
         self.engine = self.make_engine(self.members)
 
@@ -236,7 +235,7 @@ class TrainingSteps(JobState):
         compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()
-        if not any(map(any, changed_here)) and not self.spec.metric_conditions and not self._plain_has_differed:
+        if not any(map(any, changed_here)) and not self.spec.metric_conditions:
             self._boundary.all_changed()
         values = self._step_metrics.begin(returned, self.iteration)
         self.metric_names = self._step_metrics.names
@@ -272,7 +271,11 @@ class TrainingSteps(JobState):
         if (differing := self.additional.newly_differing()) and self.is_rank_0:
             names = names_in_short([_as_written(name) for name in differing], most=3)
             subject, instead = (
-                ("the script", "The loss has the mean of the whole batch after backward(), as on_step() gets it")
+                (
+                    "the script",
+                    "The loss has the mean of the whole batch after backward(), as on_step() gets it; count other "
+                    "values in an evaluation, or in a class, whose train() returns metrics",
+                )
                 if self._is_script
                 else (
                     "train()",
@@ -300,8 +303,8 @@ class TrainingSteps(JobState):
 
     def _warn_of_parts(self) -> None:
         """Name what user code has taken from one part of the batch as if that were the whole."""
-        counts, losses = self._counts_of_parts.step_ended(), self._divided_losses.step_ended()
-        if not (counts or losses) or not self.is_rank_0:
+        counts, (losses, summed) = self._counts_of_parts.step_ended(), self._partial_losses.step_ended()
+        if not (counts or losses or summed) or not self.is_rank_0:
             return
         num_parts = len(self.members.virtual_nodes.part_sizes)
         if counts:
@@ -323,6 +326,14 @@ class TrainingSteps(JobState):
                 f"reduction='none' times the weight of each label, and {instead}"
             )
 
+        if summed:
+            self.telemetry.warn(
+                f"{' and '.join(summed)} adds up (reduction='sum') the samples of one part of the batch, of which a "
+                f"step has {num_parts}, and the step takes the mean of the parts: divide the loss by the samples that "
+                f"{'the loop' if self._is_script else 'train()'} has got, such as len(x). Divided by a fixed number, "
+                "or by none, its gradient depends on the number of parts"
+            )
+
     def _warn_of_exits(self, exits: Sequence[str]) -> None:
         num_parts = len(self.members.virtual_nodes.part_sizes)
         if exits and num_parts > 1 and self.is_rank_0:
@@ -334,7 +345,6 @@ class TrainingSteps(JobState):
 
     def _share_plain_state(self) -> None:
         """It depends on the part of the batch: that of the last part stays, in all processes."""
-        self._plain_has_differed = True
         mine = self.additional.changed_plain()
         of_last_part = self.members.from_last_virtual_node(mine)
         self.additional.note_differing({name: mine[name] for name in mine if name in of_last_part}, of_last_part)
@@ -371,9 +381,9 @@ class TrainingSteps(JobState):
 
     def _train(self, batch: Any) -> dict[str, Number]:
         user_code_checks.begin_call()
-        with nullcontext() if self._is_script else self._divided_losses.watched():  # a script has a thread of its own
+        with nullcontext() if self._is_script else self._partial_losses.watched():  # a script has a thread of its own
             returned = user_code_checks.as_metrics(self.function.train(batch, self.engine.model, self.optimizer))
-        if isinstance(self.function, RunsScript) and not self.function.is_looped_by_library:
+        if isinstance(self.function, RunsScript):
             self._dependent_values.pass_ended(is_last=self.function.is_last_part)
         return returned
 

@@ -232,9 +232,6 @@ class RunsScript(Protocol):
     watched: Callable[[], AbstractContextManager[None]]
     is_last_part: bool
 
-    @property
-    def is_looped_by_library(self) -> bool: ...
-
     def script_frames(self) -> Iterable[FrameType]:
         """The functions in which it is now."""
         ...

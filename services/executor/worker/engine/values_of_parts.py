@@ -1,4 +1,4 @@
-"""What user code takes from one part of a batch as if that were the whole: counts of samples, divided losses, and other
+"""What user code takes from one part of a batch as if that were the whole: counts of samples, losses, and other
 values that depend on it.
 
 The pool may choose the number of parts, so such values would depend on the pool. The first steps of a process are
@@ -8,7 +8,7 @@ watched, and the job's history names them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -19,6 +19,20 @@ from elasticflow.services.executor.worker.process.compiled_models import has_com
 
 _NUM_STEPS = 3  # of a process, in which it is watched
 _DIVIDED = {each: signature(each) for each in (functional.cross_entropy, functional.nll_loss)}
+_SUMMED = {
+    getattr(functional, name)
+    for name in (
+        *(
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+            "cross_entropy",
+            "nll_loss",
+            "kl_div",
+            "huber_loss",
+        ),
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "gaussian_nll_loss", "poisson_nll_loss", "soft_margin_loss"),
+    )
+}
 
 
 class CountsOfParts:
@@ -75,41 +89,51 @@ class DependentValues:
             self._note(self._first, now)
 
 
-class DividedLosses:
-    """Finds losses that torch divides by the weights, or by the labels that count, of one part only.
+class FoundLosses(NamedTuple):
+    """divided: by the weights, or by the labels that count, of one part only. summed: over the samples of one part."""
+
+    divided: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
+
+
+class PartialLosses:
+    """Finds losses that torch divides by what one part has, or adds up over it.
 
     Not in jobs that compile, as the first step shows: torch would compile again for the steps without the watch.
     """
 
     def __init__(self, virtual_nodes: VirtualNodes) -> None:
         self._left = 1 + _NUM_STEPS if len(virtual_nodes.part_sizes) > 1 else 0
-        self._found = set[str]()
+        self._divided, self._summed = set[str](), set[str]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """User code runs in this thread within the block."""
         is_due = 0 < self._left <= _NUM_STEPS and not has_compiled()
-        with _Watch(self._found.add) if is_due else nullcontext():
+        with _Watch(self._divided.add, self._summed.add) if is_due else nullcontext():
             yield
 
-    def step_ended(self) -> Sequence[str]:
+    def step_ended(self) -> FoundLosses:
         """Their names, once."""
         if not self._left:
-            return ()
-        self._left = 0 if self._found else self._left - 1
-        return sorted(self._found)
+            return FoundLosses()
+        self._left = 0 if self._divided or self._summed else self._left - 1
+        return FoundLosses(tuple(sorted(self._divided)), tuple(sorted(self._summed)))
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, note: Callable[[str], object]) -> None:
+    def __init__(self, note_divided: Callable[[str], object], note_summed: Callable[[str], object]) -> None:
         super().__init__()
-        self._note = note
+        self._note_divided, self._note_summed = note_divided, note_summed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # torch.compile would make other graphs with a look at values: then bits would depend on who is watched
-        if not torch.compiler.is_compiling() and func in _DIVIDED and torch.is_grad_enabled():
-            self._look(func, args, kwargs)
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            if func in _SUMMED and kwargs.get("reduction") == "sum":  # losses of torch.nn give it by name, too
+                self._note_summed(f"{func.__name__}()")
+            if func in _DIVIDED:
+                self._look(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _look(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -118,7 +142,7 @@ class _Watch(TorchFunctionMode):
             given = _DIVIDED[func].bind(*args, **kwargs)
             given.apply_defaults()
             if by := _divides_by(given.arguments):
-                self._note(f"{func.__name__}() with {by}")
+                self._note_divided(f"{func.__name__}() with {by}")
 
 
 def _divides_by(given: Mapping[str, Any]) -> str:

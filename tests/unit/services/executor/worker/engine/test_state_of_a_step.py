@@ -515,7 +515,6 @@ class Script:
 
     watched = nullcontext
     is_last_part = True
-    is_looped_by_library = False
 
     def __init__(self, loop: Generator[None, None, None]) -> None:
         self.loop = loop

@@ -7,7 +7,12 @@ from torch import nn
 from torch.nn import functional
 
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
-from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, DividedLosses
+from elasticflow.services.executor.worker.engine.values_of_parts import (
+    CountsOfParts,
+    DependentValues,
+    FoundLosses,
+    PartialLosses,
+)
 
 FOUR_OF_EIGHT = VirtualNodes(count=4, global_batch_size=32)
 POINTS, LABELS, WEIGHT = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([1.0, 2.0, 3.0])
@@ -57,12 +62,12 @@ def nothing_is_compiled():
         counters["frames"] = before
 
 
-def watching(virtual_nodes=FOUR_OF_EIGHT) -> DividedLosses:
+def watching(virtual_nodes=FOUR_OF_EIGHT) -> PartialLosses:
     """Behind its first step."""
-    losses = DividedLosses(virtual_nodes)
+    losses = PartialLosses(virtual_nodes)
     with losses.watched():
         pass
-    assert list(losses.step_ended()) == []
+    assert losses.step_ended() == FoundLosses()
     return losses
 
 
@@ -70,7 +75,7 @@ def divided(call, virtual_nodes=FOUR_OF_EIGHT) -> list[str]:
     losses = watching(virtual_nodes)
     with losses.watched():
         call()
-    return [*losses.step_ended(), *losses.step_ended()]
+    return [*losses.step_ended().divided, *losses.step_ended().divided]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_other_losses_are_not(call):
 
 def test_a_job_that_compiles_is_compiled_once_and_not_watched():
     """Compiled again for the steps behind the watch, it would stand still there, and meet its most shapes earlier."""
-    made, losses = list[object](), DividedLosses(FOUR_OF_EIGHT)
+    made, losses = list[object](), PartialLosses(FOUR_OF_EIGHT)
 
     def backend(graph, _):
         made.append(graph)
@@ -116,7 +121,7 @@ def test_a_job_that_compiles_is_compiled_once_and_not_watched():
     for _ in range(6):
         with losses.watched():
             compiled()
-        assert list(losses.step_ended()) == []
+        assert losses.step_ended() == FoundLosses()
     assert len(made) == 1
 
 
@@ -144,6 +149,23 @@ def test_a_loss_within_vmap_is_not_looked_into():
     with watching().watched():
         losses = torch.func.vmap(loss)(POINTS, LABELS)
     torch.testing.assert_close(losses, functional.cross_entropy(POINTS, LABELS, reduction="none"))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: functional.cross_entropy(POINTS, LABELS, reduction="sum"), "cross_entropy()"),
+        (lambda: nn.BCEWithLogitsLoss(reduction="sum")(POINTS, POINTS.sigmoid()), "binary_cross_entropy_with_logits()"),
+        (lambda: nn.MSELoss(reduction="sum")(POINTS, POINTS + 1), "mse_loss()"),
+        (lambda: nn.MSELoss()(POINTS, POINTS + 1), None),
+        (lambda: functional.cross_entropy(POINTS, LABELS, reduction="none"), None),
+    ],
+)
+def test_losses_that_add_up_a_part_are_found(call, name):
+    losses = watching()
+    with losses.watched():
+        call()
+    assert losses.step_ended().summed == (() if name is None else (name,))
 
 
 @pytest.mark.parametrize(
