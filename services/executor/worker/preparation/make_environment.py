@@ -58,6 +58,7 @@ WORKER_NEEDS = ("msgpack>=1.0.8", "numpy>=1.26", "psutil>=6.0", "pydantic>=2.12"
 TORCH = "torch>=2.11,<2.16"
 _NEEDS = {canonicalize_name(Requirement(line).name): line for line in (*WORKER_NEEDS, TORCH)}
 _LINKED_WITH_TORCH = ("nvidia-", "cuda-", "triton", "pytorch-triton")  # gigabytes, which only torch uses
+_DOWNLOADED = "python"  # the folder of an interpreter that uv has downloaded, in that of the environment
 _LARGEST_SCRIPT = 1 << 20  # bytes; entry points are far smaller
 _WORKER = "elasticflow.services.executor.worker"
 
@@ -165,9 +166,13 @@ def make_stub(package: Distribution, folder: Path) -> Path:
 
 
 def link_files(package: Distribution, site: Path) -> None:
-    """Links to the files of an installed package; one link to a folder that is its own."""
+    """Links to the files of an installed package; one link to a folder that is its own.
+
+    Libraries for GPUs share a folder, to which only some of them count its __init__.py.
+    """
     files = [file for file in package.files or () if _is_imported(file)]
     own = {file.parts[0] for file in files if file.parts[1:] == ("__init__.py",)}
+    own = {name for name in own if (site / name).is_symlink() or not (site / name).exists()}
     for path in dict.fromkeys(PurePosixPath(file.parts[0]) if file.parts[0] in own else file for file in files):
         link = site / path
         if not os.path.lexists(link):
@@ -291,7 +296,7 @@ class EnvironmentMaker:
     @property
     def _for_uv(self) -> dict[str, str]:
         """Variables that say where uv writes. A worker's home folder is in memory, which torch would fill."""
-        own = {"UV_PYTHON_INSTALL_DIR": str(self.result / "python"), **os.environ}
+        own = {"UV_PYTHON_INSTALL_DIR": str(self.result / _DOWNLOADED), **os.environ}
         return {**own, "UV_CACHE_DIR": str(self.work / "cache")} if _is_isolated() else own
 
     def _site_packages(self) -> Path:
@@ -300,10 +305,14 @@ class EnvironmentMaker:
 
 
 def move_references(result: Path, place: Path) -> None:
-    """Let the environment name its future place where it names the present one: links, and texts of its programs."""
+    """Let the environment name its future place where it names the present one: links, and texts of its programs.
+
+    uv links a Python that it has downloaded by a name without the third number.
+    """
     here, there = os.fsencode(result), os.fsencode(place)
     venv = virtual_environment_of(result)
-    for file in (venv / "pyvenv.cfg", *(venv / "bin").iterdir()):
+    downloaded = (each for each in (result / _DOWNLOADED).glob("*") if each.is_symlink())
+    for file in (venv / "pyvenv.cfg", *(venv / "bin").iterdir(), *downloaded):
         if file.is_symlink():
             target = os.fsencode(os.readlink(file))
             if target.startswith(here + b"/"):
