@@ -69,8 +69,8 @@ class ForkServer:
     """control: the socket to the executor; each request carries one file descriptor.
 
     keeper: a descriptor whose end of file says that the keeper is gone.
-    preload: modules that many training functions import; skipped if not installed, or if they cannot be imported: in the
-    environment of a job, other versions may surround them.
+    preload: modules that many training functions import; skipped if not installed, or if they cannot be imported, as
+    among other versions in the environment of a job.
     """
 
     def __init__(self, control: socket.socket, *, keeper: int, preload: Sequence[str] = ()) -> None:
