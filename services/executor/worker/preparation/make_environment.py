@@ -113,10 +113,37 @@ def _exclude_each_other(asked: SpecifierSet, needed: SpecifierSet) -> bool:
     return not any(asked.contains(each, prereleases=True) and needed.contains(each, prereleases=True) for each in named)
 
 
-def _others(lines: Sequence[str]) -> list[str]:
-    """The lines without elasticflow itself: that is the node's."""
-    parsed = ((line, parsed_line(line)) for line in lines)
-    return [line for line, asked in parsed if asked is None or canonicalize_name(asked.name) != DISTRIBUTION]
+def _others(lines: Iterable[str]) -> list[str]:
+    """The lines without elasticflow itself, which is the node's, and with the libraries of its extras instead. An
+    exported lock names these already."""
+    parsed = [(line, parsed_line(line)) for line in lines]
+    asked = {canonicalize_name(each.name): each for _, each in parsed if each is not None}
+    others = [line for line, each in parsed if each is None or canonicalize_name(each.name) != DISTRIBUTION]
+    ours = asked.get(canonicalize_name(DISTRIBUTION))
+    libraries = _libraries_of(ours.extras) if ours is not None and ours.extras else []
+    return [*others, *(str(each) for each in libraries if canonicalize_name(each.name) not in asked)]
+
+
+def _libraries_of(extras: Iterable[str]) -> list[Requirement]:
+    """What these extras of elasticflow need here; an extra may name others."""
+    try:
+        ours = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        return []
+    always = set(map(str, required_by(ours)))
+    found, left, seen = list[Requirement](), list(extras), set[str]()
+    while left:
+        extra = left.pop()
+        if extra in seen:
+            continue
+        seen.add(extra)
+        for requirement in required_by(ours, [extra]):
+            if canonicalize_name(requirement.name) == DISTRIBUTION:
+                left += requirement.extras
+            elif str(requirement) not in always:
+                requirement.marker = None  # it holds
+                found.append(requirement)
+    return found
 
 
 # --- the node's torch ----------------------------------------------------------------------------------

@@ -185,6 +185,25 @@ def test_an_installer_gets_the_lines_of_the_job_and_those_of_the_worker(maker, m
     assert (site / "elasticflow" / "__init__.py").exists(), "for processes that users' code starts"
 
 
+def test_the_libraries_of_an_extra_of_elasticflow_are_installed(maker, tmp_path, monkeypatch) -> None:
+    """elasticflow itself is the node's, but its other packages are not in the environment."""
+    needs = (
+        "structlog>=24.4",
+        "elasticflow-training[server] ; extra == 'train'",
+        "fsspec>=2024.6 ; extra == 'train'",
+        "highspy>=1.8 ; extra == 'server'",
+        "wandb<1 ; extra == 'wandb'",
+    )
+    wheel = make_wheel(tmp_path / "wheels", "elasticflow_training", requires=needs)
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    installer = told(monkeypatch)
+    maker.make(OwnEnvironment(requirements=("elasticflow-training[train]>=0.1", "einops")))
+    (lines,) = installer.files
+    assert lines[:3] == ["einops", "fsspec>=2024.6", "highspy>=1.8"]
+    assert "elasticflow-training" not in " ".join(lines)
+
+
 def test_of_lines_with_hashes_only_the_jobs_own_have_any(maker, monkeypatch) -> None:
     installer = told(monkeypatch)
     maker.make(OwnEnvironment(requirements=("--no-index", "einops==0.8 --hash=sha256:00")))
