@@ -79,6 +79,11 @@ def _of_lock(file: Path, lock: Mapping[str, Any], packages: Sequence[Mapping[str
     for each in packages:
         by_name.setdefault(each["name"], []).append(each)
     direct = [dependency for project in projects for dependency in project.get("dependencies", ())]
+    for dependency in direct:  # it grows: the node brings elasticflow itself, but not the libraries of its extras
+        if dependency["name"] == _OURS:
+            extras = dependency.get("extra", ())
+            libraries = [each.get("optional-dependencies", {}) for each in by_name.get(_OURS, ())]
+            direct += [each for of_ours in libraries for extra in extras for each in of_ours.get(extra, ())]
     named = {project["name"] for project in projects} | {_OURS}
     needed = dict.fromkeys(_needed(direct, by_name, named))
     found = [each for name in needed for each in by_name[name]]

@@ -412,6 +412,21 @@ def adds_up_losses() -> None:
     loader.report(best=best, last=last, rate=optimizer.param_groups[0]["lr"])
 
 
+def trains_in_two_loops() -> None:
+    """The second one may be a plain loop over the loader."""
+    job = Short()
+
+    def train() -> None:
+        for _, points, targets in job.loader:
+            nn.functional.mse_loss(job.model(points), targets).backward()
+            job.optimizer.step()
+
+    for _ in job.loader.epochs(1):
+        train()
+    for _ in range(1) if "plain" in sys.argv else job.loader.epochs(2):
+        train()
+
+
 def top_of_epoch() -> None:
     """Change settings of the optimizer, a schedule and a buffer before the loop of each epoch, as on one device. While
     a file `slow_down` exists, each step takes longer than the last."""

@@ -263,6 +263,15 @@ async def test_a_loop_that_may_be_left_between_two_parts_is_named_before_it_is(n
     assert checkpoint_of(node, job_id)["iteration"] == 15, "loader.iteration says so in the last one only"
 
 
+@pytest.mark.parametrize("second", ["epochs", "plain"])
+async def test_a_script_that_trains_on_behind_its_loop_over_epochs_fails_instead_of_ending_early(node, spec_of, second):
+    workers = await node.launch(script(spec_of, "trains_in_two_loops", second), job_id=node.new_job_id())
+    failed = await workers.first(Failed)
+    assert "scripts trains on behind its first loop over loader.epochs(), which ended the job after" in failed.error
+    assert "train in one loop over loader.epochs(n)" in failed.error
+    await workers.ended()
+
+
 async def test_a_script_with_its_own_counter_ends_with_the_job(node, spec_of):
     assert "loss" in (await train(node, script(spec_of, "counts_by_itself"))).metrics
 

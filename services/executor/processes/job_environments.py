@@ -88,6 +88,7 @@ def _delete_if_broken(folder: Path) -> None:
 
 # --- fork servers --------------------------------------------------------------------------------------
 
+FORK_TIMEOUT_S = 20.0  # packages of users run in the server
 UNUSED_S = 300.0  # a job that is resized, or a later one of its environment, finds it warm
 
 
@@ -125,7 +126,7 @@ class EnvironmentServers:
         return tuple(sorted(self._servers))
 
     async def fork(self, folder: str, slots: Sequence[int]) -> ForkedProcess:
-        """A process of this environment. Raises LaunchFailed, EOFError, OSError."""
+        """A process of this environment. Raises LaunchFailed, TimeoutError, EOFError, OSError."""
         server = self._servers.setdefault(folder, _Server())
         server.num_processes += 1
 
@@ -141,7 +142,8 @@ class EnvironmentServers:
                     self._followers.add(follower)
                     follower.add_done_callback(self._followers.discard)
                 client = server.client
-            process = await fork_process(client, slots)
+            async with asyncio.timeout(FORK_TIMEOUT_S):
+                process = await fork_process(client, slots)
         except BaseException:
             left()
             self._forget(folder)

@@ -69,7 +69,8 @@ class ForkServer:
     """control: the socket to the executor; each request carries one file descriptor.
 
     keeper: a descriptor whose end of file says that the keeper is gone.
-    preload: modules that many training functions import; skipped if not installed.
+    preload: modules that many training functions import; skipped if not installed, or if they cannot be imported, as
+    among other versions in the environment of a job.
     """
 
     def __init__(self, control: socket.socket, *, keeper: int, preload: Sequence[str] = ()) -> None:
@@ -85,8 +86,12 @@ class ForkServer:
         adopt_orphans()
         with without_gc():  # and kept out of later collections, so that children share its pages
             for module in self._preload:
-                with contextlib.suppress(ImportError):
+                try:
                     importlib.import_module(module)
+                except ImportError:
+                    pass
+                except Exception:  # workers go on without it, and the log has the reason
+                    traceback.print_exc()
         self._send(ForkServerReady())
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)

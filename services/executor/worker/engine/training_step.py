@@ -335,8 +335,9 @@ class TrainingSteps(JobState):
             )
 
     def _warn_of_exits(self, exits: Sequence[str]) -> None:
-        num_parts = len(self.members.virtual_nodes.part_sizes)
-        if exits and num_parts > 1 and self.is_rank_0:
+        if not exits or not self.is_rank_0:
+            return
+        if (num_parts := len(self.members.virtual_nodes.part_sizes)) > 1:
             self.telemetry.warn(
                 f"the script may leave its loop within an epoch ({names_in_short(exits, most=3)}). A step has "
                 f"{num_parts} parts, and a worker that leaves its loop before the last of its own fails the job: let "

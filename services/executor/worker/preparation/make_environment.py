@@ -58,6 +58,7 @@ WORKER_NEEDS = ("msgpack>=1.0.8", "numpy>=1.26", "psutil>=6.0", "pydantic>=2.12"
 TORCH = "torch>=2.11,<2.16"
 _NEEDS = {canonicalize_name(Requirement(line).name): line for line in (*WORKER_NEEDS, TORCH)}
 _LINKED_WITH_TORCH = ("nvidia-", "cuda-", "triton", "pytorch-triton")  # gigabytes, which only torch uses
+_DOWNLOADED = "python"  # the folder of an interpreter that uv has downloaded, in that of the environment
 _LARGEST_SCRIPT = 1 << 20  # bytes; entry points are far smaller
 _WORKER = "elasticflow.services.executor.worker"
 
@@ -112,10 +113,37 @@ def _exclude_each_other(asked: SpecifierSet, needed: SpecifierSet) -> bool:
     return not any(asked.contains(each, prereleases=True) and needed.contains(each, prereleases=True) for each in named)
 
 
-def _others(lines: Sequence[str]) -> list[str]:
-    """The lines without elasticflow itself: that is the node's."""
-    parsed = ((line, parsed_line(line)) for line in lines)
-    return [line for line, asked in parsed if asked is None or canonicalize_name(asked.name) != DISTRIBUTION]
+def _others(lines: Iterable[str]) -> list[str]:
+    """The lines without elasticflow itself, which is the node's, and with the libraries of its extras instead. An
+    exported lock names these already."""
+    parsed = [(line, parsed_line(line)) for line in lines]
+    asked = {canonicalize_name(each.name): each for _, each in parsed if each is not None}
+    others = [line for line, each in parsed if each is None or canonicalize_name(each.name) != DISTRIBUTION]
+    ours = asked.get(canonicalize_name(DISTRIBUTION))
+    libraries = _libraries_of(ours.extras) if ours is not None and ours.extras else []
+    return [*others, *(str(each) for each in libraries if canonicalize_name(each.name) not in asked)]
+
+
+def _libraries_of(extras: Iterable[str]) -> list[Requirement]:
+    """What these extras of elasticflow need here; an extra may name others."""
+    try:
+        ours = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        return []
+    always = set(map(str, required_by(ours)))
+    found, left, seen = list[Requirement](), list(extras), set[str]()
+    while left:
+        extra = left.pop()
+        if extra in seen:
+            continue
+        seen.add(extra)
+        for requirement in required_by(ours, [extra]):
+            if canonicalize_name(requirement.name) == DISTRIBUTION:
+                left += requirement.extras
+            elif str(requirement) not in always:
+                requirement.marker = None  # it holds
+                found.append(requirement)
+    return found
 
 
 # --- the node's torch ----------------------------------------------------------------------------------
@@ -165,9 +193,13 @@ def make_stub(package: Distribution, folder: Path) -> Path:
 
 
 def link_files(package: Distribution, site: Path) -> None:
-    """Links to the files of an installed package; one link to a folder that is its own."""
+    """Links to the files of an installed package; one link to a folder that is its own.
+
+    Libraries for GPUs share a folder, to which only some of them count its __init__.py.
+    """
     files = [file for file in package.files or () if _is_imported(file)]
     own = {file.parts[0] for file in files if file.parts[1:] == ("__init__.py",)}
+    own = {name for name in own if (site / name).is_symlink() or not (site / name).exists()}
     for path in dict.fromkeys(PurePosixPath(file.parts[0]) if file.parts[0] in own else file for file in files):
         link = site / path
         if not os.path.lexists(link):
@@ -291,7 +323,7 @@ class EnvironmentMaker:
     @property
     def _for_uv(self) -> dict[str, str]:
         """Variables that say where uv writes. A worker's home folder is in memory, which torch would fill."""
-        own = {"UV_PYTHON_INSTALL_DIR": str(self.result / "python"), **os.environ}
+        own = {"UV_PYTHON_INSTALL_DIR": str(self.result / _DOWNLOADED), **os.environ}
         return {**own, "UV_CACHE_DIR": str(self.work / "cache")} if _is_isolated() else own
 
     def _site_packages(self) -> Path:
@@ -300,10 +332,14 @@ class EnvironmentMaker:
 
 
 def move_references(result: Path, place: Path) -> None:
-    """Let the environment name its future place where it names the present one: links, and texts of its programs."""
+    """Let the environment name its future place where it names the present one: links, and texts of its programs.
+
+    uv links a Python that it has downloaded by a name without the third number.
+    """
     here, there = os.fsencode(result), os.fsencode(place)
     venv = virtual_environment_of(result)
-    for file in (venv / "pyvenv.cfg", *(venv / "bin").iterdir()):
+    downloaded = (each for each in (result / _DOWNLOADED).glob("*") if each.is_symlink())
+    for file in (venv / "pyvenv.cfg", *(venv / "bin").iterdir(), *downloaded):
         if file.is_symlink():
             target = os.fsencode(os.readlink(file))
             if target.startswith(here + b"/"):

@@ -113,6 +113,7 @@ class Batches(_Job):
         """Numbers of epochs, from the present one on. What follows runs once, in one process."""
         self._script.length.max_epochs = count
         while (epoch := self._script.epoch) < count:
+            self._script.require_one_loop()
             if not self._script.wait_for_batch():
                 return
             yield epoch
@@ -420,6 +421,16 @@ class ElasticScript:
             self.on_pass_end()
             self._thread.pause(_END)
 
+    def require_one_loop(self) -> None:
+        """Check that a script does not train on behind the loop that has ended its job. Raises TrainingFailed."""
+        limit, has_ended = self.length.max_iterations, self.has_ended and self._has_left_loop
+        if has_ended and not self.is_looped_by_library and (limit is None or self.position < limit):
+            raise TrainingFailed(
+                f"{self._module} trains on behind its first loop over loader.epochs(), which ended the job after "
+                f"iteration {self.position}: train in one loop over loader.epochs(n), with the n of the last one, and "
+                "change rates or frozen layers in it when the number of the epoch says so"
+            )
+
     def note_loss(self, mean_loss: torch.Tensor) -> None:
         """The loop finds the mean loss of the global batch in the tensor of its own loss: what it adds up, prints or
         gives a schedule is what it would be without parts."""
@@ -586,6 +597,7 @@ class ElasticScript:
                 self._first_loss = self._loss if self._first_loss is None else self._first_loss
                 _overwrite(self._root, self._first_loss)
 
+        optimizer.register_step_pre_hook(lambda *_: self.require_one_loop())
         optimizer.register_step_post_hook(stepped)
         backward_of_torch, torch.autograd.backward = torch.autograd.backward, backward
 

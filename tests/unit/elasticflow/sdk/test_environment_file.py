@@ -122,6 +122,18 @@ def test_a_lock_that_nodes_cannot_follow_is_refused(tmp_path: Path, was: str, no
     assert said in str(refused.value)
 
 
+def test_a_lock_gives_the_libraries_of_the_extras_of_elasticflow(tmp_path: Path) -> None:
+    """elasticflow itself is the node's."""
+    extras = 'source = { directory = "../elasticflow" }\noptional-dependencies = { wandb = [{ name = "einops" }] }'
+    lock = LOCK.replace('{ name = "elasticflow-training" }', '{ name = "elasticflow-training", extra = ["wandb"] }')
+    lock = lock.replace('source = { directory = "../elasticflow" }', extras).replace(
+        '[{ name = "einops" }]\n\n', "[]\n\n"
+    )
+    found = read_environment(written(tmp_path, lock))
+    assert "einops" in found.requirements
+    assert [each for each in found.constraints if each.startswith("einops==")]
+
+
 def test_requirements_and_a_project_are_read_as_for_packages(tmp_path: Path) -> None:
     plain = written(tmp_path, "numpy<2  # old\n-r more.txt\n", "requirements.txt")
     written(tmp_path, "einops\n", "more.txt")

@@ -1,6 +1,7 @@
-"""The end of a fork server that still loads its libraries."""
+"""The end of a fork server that still loads its libraries, and one that cannot load them all."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -30,3 +31,17 @@ async def test_a_fork_server_that_is_cancelled_while_it_loads_is_killed_at_once(
         with pytest.raises(asyncio.CancelledError):
             await starting
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.asyncio
+async def test_a_library_that_cannot_be_loaded_ends_no_fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the environment of a job, numpy may be another one than that for which a library was compiled."""
+    (tmp_path / "broken_library.py").write_text("raise ValueError('numpy.dtype size changed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    log_file = tmp_path / "fork-server.log"
+    server = await ForkServerClient.start({}, log_file, ("broken_library", "absent_library"), NOT_ISOLATED)
+    await server.end()
+    assert "ValueError: numpy.dtype size changed" in log_file.read_text()
+    assert "absent_library" not in log_file.read_text()

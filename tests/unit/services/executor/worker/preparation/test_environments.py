@@ -151,6 +151,25 @@ def test_a_stub_and_links_stand_for_an_installed_package(tmp_path: Path) -> None
     assert (found.version, found.requires) == ("1.0", ["other"])
 
 
+def test_a_folder_that_packages_share_has_the_files_of_all_of_them(tmp_path: Path) -> None:
+    """Only some of them count its __init__.py."""
+    node = tmp_path / "node"
+    files = {"first": ["shared/first/lib.so"], "second": ["shared/__init__.py", "shared/second/lib.so"]}
+    for name, of_package in files.items():
+        for file in of_package:
+            (node / file).parent.mkdir(parents=True, exist_ok=True)
+            (node / file).touch()
+        info = node / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "RECORD").write_text("".join(f"{file},,\n" for file in of_package))
+    for order in (list(files), list(reversed(files))):
+        site = tmp_path / order[0]
+        site.mkdir()
+        for name in order:
+            link_files(Distribution.at(node / f"{name}-1.dist-info"), site)
+        assert all((site / file).exists() for of_package in files.values() for file in of_package)
+
+
 def test_an_installer_gets_the_lines_of_the_job_and_those_of_the_worker(maker, monkeypatch) -> None:
     installer = told(monkeypatch)
     maker.make(OwnEnvironment(requirements=("numpy<2", "elasticflow-training"), constraints=("einops==0.8",)))
@@ -164,6 +183,25 @@ def test_an_installer_gets_the_lines_of_the_job_and_those_of_the_worker(maker, m
     site = virtual_environment_of(maker.result) / "lib" / "python3.11" / "site-packages"
     assert (site / "torch").is_symlink()
     assert (site / "elasticflow" / "__init__.py").exists(), "for processes that users' code starts"
+
+
+def test_the_libraries_of_an_extra_of_elasticflow_are_installed(maker, tmp_path, monkeypatch) -> None:
+    """elasticflow itself is the node's, but its other packages are not in the environment."""
+    needs = (
+        "structlog>=24.4",
+        "elasticflow-training[server] ; extra == 'train'",
+        "fsspec>=2024.6 ; extra == 'train'",
+        "highspy>=1.8 ; extra == 'server'",
+        "wandb<1 ; extra == 'wandb'",
+    )
+    wheel = make_wheel(tmp_path / "wheels", "elasticflow_training", requires=needs)
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    installer = told(monkeypatch)
+    maker.make(OwnEnvironment(requirements=("elasticflow-training[train]>=0.1", "einops")))
+    (lines,) = installer.files
+    assert lines[:3] == ["einops", "fsspec>=2024.6", "highspy>=1.8"]
+    assert "elasticflow-training" not in " ".join(lines)
 
 
 def test_of_lines_with_hashes_only_the_jobs_own_have_any(maker, monkeypatch) -> None:
@@ -226,14 +264,20 @@ def test_an_environment_names_its_place_once_it_is_there(tmp_path: Path) -> None
     programs = virtual_environment_of(result) / "bin"
     programs.mkdir(parents=True)
     (programs.parent / "pyvenv.cfg").write_text(f"home = {result}/python/bin\n")
-    (programs / "python").symlink_to(result / "python" / "bin" / "python3.12")
+    downloaded = result / "python"
+    (downloaded / "cpython-3.12.4" / "bin").mkdir(parents=True)
+    (downloaded / "cpython-3.12.4" / "bin" / "python3.12").touch()
+    (downloaded / "cpython-3.12").symlink_to(downloaded / "cpython-3.12.4")  # as uv does
+    (programs / "python").symlink_to(downloaded / "cpython-3.12" / "bin" / "python3.12")
     (programs / "python3").symlink_to("python")
     (programs / "tool").write_text(f"#!{programs}/python\n")
     move_references(result, place)
     assert (programs.parent / "pyvenv.cfg").read_text() == f"home = {place}/python/bin\n"
-    assert os.readlink(programs / "python") == f"{place}/python/bin/python3.12"
+    assert os.readlink(programs / "python") == f"{place}/python/cpython-3.12/bin/python3.12"
     assert os.readlink(programs / "python3") == "python"
     assert (programs / "tool").read_text() == f"#!{place}/venv/bin/python\n"
+    result.rename(place)
+    assert os.path.exists(interpreter_of(place))
 
 
 def test_nothing_of_the_nodes_packages_is_named_to_a_process_of_an_environment() -> None:
