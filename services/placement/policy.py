@@ -34,7 +34,7 @@ from elasticflow.services.placement.due_jobs import (
     waits_for_replicas,
 )
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
-from elasticflow.shared.frozen_values import memoize_recent
+from elasticflow.shared.frozen_values import fast_replace, memoize_recent
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.gpus import GpuId, segments
@@ -60,6 +60,7 @@ from elasticflow.shared.scheduling.placement.placement import (
     place,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.jobs import with_job
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
@@ -413,7 +414,7 @@ def keeps_promises(state: PoolState, decided: Sequence[PlacementDecided], now_s:
     """Whether a plan of the pool after a decision keeps all promises that one before it keeps."""
     before, after = parts(state), state
     for event in decided:
-        after = apply(after, event, after.sequence + 1)
+        after = _without_unsaved_work(apply(after, event, after.sequence + 1), event.migrated)
     for gpu_type, part in parts(after).items():
         planned = planned_pool(part, now_s, cache.of_type(gpu_type), loans=profiling_loans(part, now_s))
         if planned.plan.overcommitted:
@@ -423,6 +424,14 @@ def keeps_promises(state: PoolState, decided: Sequence[PlacementDecided], now_s:
             if not late.issubset(planned_pool(before[gpu_type], now_s, loans=loans).plan.late_jobs):
                 return False
     return True
+
+
+def _without_unsaved_work(state: PoolState, migrated: Iterable[str]) -> PoolState:
+    """The state once these jobs have started elsewhere: a script that restarts goes on from what it has saved."""
+    for job in map(state.live_jobs.__getitem__, migrated):
+        if job.unsaved_iterations:
+            state = with_job(state, fast_replace(job, iteration=job.checkpoint_iteration))
+    return state
 
 
 # --- turns ---------------------------------------------------------------------------------------------

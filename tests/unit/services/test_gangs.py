@@ -8,11 +8,12 @@ from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
-from elasticflow.services.placement.policy import wake_at_s
+from elasticflow.services.placement.policy import keeps_promises, wake_at_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import QuoteDeadline, SetGpuLimits
 from elasticflow.shared.messages.gpus import are_whole_gangs, segments
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import spec_of
 from testbed.histories import NOW_S, History, gpus, pool, spec, submit
 
@@ -122,6 +123,30 @@ def test_a_promised_job_does_not_grow_into_the_replica_of_another_one() -> None:
     after(history, *(submit(name, **GANG, deadline_s=NOW_S + 60.0) for name in "ab"))
     assert {job_id: job.num_gpus for job_id, job in history.state.live_jobs.items()} == {"a": 2, "b": 2}
     assert sorted(nodes_of(history, "a") + nodes_of(history, "b")) == ["node-0"] * 2 + ["node-1"] * 2
+
+
+@pytest.mark.parametrize("saved", [0, 26])
+def test_a_promised_script_restarts_for_a_replica_only_if_it_can_do_again_what_it_has_not_saved(saved: int) -> None:
+    history, script = (
+        gang_pool(2, 2),
+        {"training_function": f"train:{TORCHRUN}", "max_gpus": 2, "max_iterations": 1_000},
+    )
+    after(history, submit("script", **script, deadline_s=NOW_S + 516.0))
+    history.started("script", at_s=NOW_S + 2.0)
+    job = history.state.live_jobs["script"]
+    progressed = events.JobProgressed(
+        job_id="script",
+        generation=job.generation,
+        iteration=26,
+        iterations_per_s=2.0,
+        checkpoint_iteration=saved,
+        at_s=NOW_S + 15.0,
+    )
+    history.then(progressed)
+    elsewhere = gpus("node-1:0", "node-1:1") if job.gpus[0].node_id == "node-0" else gpus("node-0:0", "node-0:1")
+    placed = events.PlacedJob(job_id="script", generation=job.generation + 1, gpus=elsewhere)
+    moved = events.PlacementDecided(placements=(placed,), migrated=("script",), at_s=NOW_S + 16.0)
+    assert keeps_promises(history.state, [moved], NOW_S + 16.0, PlanningCache()) == (saved > 0)
 
 
 # --- best effort, profiles, operators --------------------------------------------------------------------
