@@ -226,10 +226,12 @@ class PlacementBuilder:
         held = self.positions_by_job.pop(job_id, None)  # a job before it may have displaced it
         own = 0 if held is None else held.positions
         self._free.give(own)
-        start = self._best_fit(job_id, size, self._blocks.near(own, size))
-        if start is not None and not self._is_better_than_needed(job_id, size, start):
-            self._assign(job_id, size, start)
-        elif not self._place_gangs(job_id, size) and held is not None:
+        with self._free_without(job_id, 1 << size):
+            start = self._best_fit(job_id, size, self._blocks.near(own, size))
+            is_placed = start is not None and not self._is_better_than_needed(job_id, size, start)
+            if start is not None and is_placed:
+                self._assign(job_id, size, start)
+        if not is_placed and not self._place_anew_in_gangs(job_id, size) and held is not None:
             self._free.take(own)
             self.positions_by_job[job_id] = held
 
@@ -260,16 +262,18 @@ class PlacementBuilder:
         if job_id in self._staying:
             self.migrated.add(job_id)
         if job_id in self._gangs:
-            with self._free_without(job_id, num_gpus):
-                is_placed = self._place_gangs(job_id, log2(num_gpus))
-            if not is_placed and job_id in self._given_up:  # rather on these than on none
-                is_placed = self._place_gangs(job_id, log2(num_gpus))
-            return is_placed or not self._has_claim(job_id)
+            return self._place_anew_in_gangs(job_id, log2(num_gpus)) or not self._has_claim(job_id)
         with self._free_without(job_id, num_gpus):
             if self._has_claim(job_id) and self._place_claim(job_id, log2(num_gpus)):
                 return True
             self._find_block(job_id, log2(num_gpus))
         return self.positions_by_job[job_id].meets_claim or not self._has_claim(job_id)
+
+    def _place_anew_in_gangs(self, job_id: str, size: int) -> bool:
+        """Whether there are enough replicas; rather on GPUs that the job has given up than on none."""
+        with self._free_without(job_id, 1 << size):
+            is_placed = self._place_gangs(job_id, size)
+        return is_placed or (job_id in self._given_up and self._place_gangs(job_id, size))
 
     @contextmanager
     def _free_without(self, job_id: str, num_gpus: int) -> Generator[None]:

@@ -79,6 +79,21 @@ def test_a_promised_replica_comes_before_the_block_of_another_promised_job() -> 
     assert placement.gpus_by_job["pair"] == gpus("a:1", "b:1")
 
 
+def test_a_job_that_gets_more_replicas_does_not_get_those_back_that_it_has_given_up() -> None:
+    topology = Topology(tuple(Node(name, 2) for name in "abcd"))
+    rules = MigrationRules(
+        movable=frozenset(),
+        migration_benefit=lambda job_id: NO_BENEFIT,
+        given_up={"gang": gpus("a:0")},
+        gangs={"gang": 2},
+    )
+    grown = place(topology, {"gang": gpus("b:0", "b:1")}, {"gang": 4}, rules)
+    assert not {"a"} & {gpu.node_id for gpu in grown.gpus_by_job["gang"]}
+    current = {"gang": gpus("b:0", "b:1"), "other": gpus("c:0", "c:1", "d:0", "d:1")}
+    alone = place(topology, current, {"gang": 4, "other": 4}, rules)
+    assert alone.gpus_by_job["gang"] == gpus("a:0", "a:1", "b:0", "b:1"), "rather these than none"
+
+
 def test_a_job_shrinks_to_whole_replicas() -> None:
     topology = Topology(tuple(Node(name, 2) for name in "abcd"))
     current = {"gang": gpus("a:0", "a:1", "b:0", "b:1", "c:0", "c:1", "d:0", "d:1")}
