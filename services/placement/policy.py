@@ -216,6 +216,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
         measured_level=measured_level,
         gangs={job.job_id: spec_of(job).gpus_per_replica for job in jobs if has_gangs(job)},
+        fewest_gpus={job.job_id: spec_of(job).gpu_range.least for job in jobs if has_gangs(job)},
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)

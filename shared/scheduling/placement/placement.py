@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs
+from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs, largest_size_up_to
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
 from elasticflow.shared.scheduling.placement.buddy_blocks import (
     BitSet,
@@ -74,6 +74,7 @@ class MigrationRules:
     measured_level(job_id): what connects the GPUs on which a promise counts, if the speed of the job there is to be
     measured; else None. It gets the worst free block of its size, or free GPUs as far apart (docs/adr/0122).
     gangs: the GPUs of a replica, by job with several. Without a claim, such a job makes none move that has one.
+    fewest_gpus: on which such jobs run, where one replica is too few.
     """
 
     movable: Set[str]
@@ -83,6 +84,7 @@ class MigrationRules:
     given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
     measured_level: Callable[[str], Level | None] = lambda job_id: None
     gangs: Mapping[str, int] = field(default_factory=dict[str, int])
+    fewest_gpus: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def place(
@@ -207,15 +209,22 @@ class PlacementBuilder:
                 self._place_anew(job_id, wanted[job_id])
 
     def _held_gangs(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> Set[str]:
-        """The jobs that are to get more replicas. They hold those that they have until more are found for them."""
+        """The jobs that are to get more replicas. They hold those that they have until more are found for them.
+
+        Of three replicas, say, they hold two: no job holds another number of GPUs than a power of two, nor fewer than
+        it runs on.
+        """
         found = set[str]()
+        fewest_gpus = self._migration_rules.fewest_gpus if self._migration_rules is not None else dict[str, int]()
         for job_id in sorted(self._gangs.keys() & wanted.keys()):
             self._wanted_of_gangs[job_id] = wanted[job_id]
-            gpus = tuple(gpu for gpu in current.get(job_id, ()) if gpu in self._blocks.position_by_gpu)
+            there = tuple(gpu for gpu in current.get(job_id, ()) if gpu in self._blocks.position_by_gpu)
+            gpus = there[: largest_size_up_to(len(there))] if there else ()
             own = self._blocks.positions(gpus)
             is_free = own == own & self._free.positions
-            is_whole = are_whole_gangs([gpu.node_id for gpu in gpus], 1 << self._gangs[job_id])
-            if own and is_free and is_whole and len(gpus) < wanted[job_id]:
+            is_whole = are_whole_gangs([gpu.node_id for gpu in there], 1 << self._gangs[job_id])
+            is_enough = fewest_gpus.get(job_id, 0) <= len(gpus)
+            if own and is_free and is_whole and is_enough and len(there) < wanted[job_id]:
                 self._free.take(own)
                 self.positions_by_job[job_id] = GpuPositions(self._blocks, gpus, len(gpus))
                 found.add(job_id)

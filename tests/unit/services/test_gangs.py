@@ -170,6 +170,23 @@ def test_a_job_that_finds_no_whole_replica_waits_without_a_busy_loop_and_goes_on
     assert len(set(nodes_of(history, "gang"))) == 1
 
 
+@pytest.mark.parametrize(("min_gpus", "kept"), [(1, 2), (4, 0)])
+def test_a_job_that_has_lost_a_replica_never_holds_fewer_gpus_than_it_runs_on(min_gpus: int, kept: int) -> None:
+    history = gang_pool(2, 2, 2, 2)
+    rest = {"job_class": JobClass.BEST_EFFORT, "deadline_s": None, "min_gpus": min_gpus, "max_gpus": 4}
+    after(history, submit("gang", **GANG, **rest))
+    history.started("gang")
+    for number in range(4):
+        after(history, submit(f"one-{number}", max_gpus=1, deadline_s=NOW_S + 103.0))
+        history.started(f"one-{number}")
+    for job_id in ("one-1", "one-3"):
+        history.finished(job_id, at_s=NOW_S + 1.0)
+    assert {node_id for job_id in ("one-0", "one-2") for node_id in nodes_of(history, job_id)} == {"node-2", "node-3"}
+    history.then(events.NodeLost(node_id="node-0", incarnation="first-0", reason="silent", at_s=NOW_S + 2.0))
+    after(history, now_s=NOW_S + 2.0)
+    assert nodes_of(history, "gang") == ["node-1"] * kept
+
+
 def test_the_profiling_run_begins_with_one_replica() -> None:
     history = pool(4, 4, admission="first-come")
     after(history, submit("a", **GANG, model_name="new", deadline_s=NOW_S + 9_000.0))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs
+from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs, largest_size_up_to
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
 from elasticflow.shared.scheduling.placement.placement import MigrationBenefit, MigrationRules, Placement, place
 from elasticflow.shared.state.topology import Node, Topology
@@ -94,6 +94,15 @@ def test_a_job_that_gets_more_replicas_does_not_get_those_back_that_it_has_given
     assert alone.gpus_by_job["gang"] == gpus("a:0", "a:1", "b:0", "b:1"), "rather these than none"
 
 
+def test_a_job_that_has_lost_one_replica_of_four_holds_two_until_there_is_another_one() -> None:
+    """Three replicas would divide no batch, and no curve has their speed."""
+    topology = Topology(tuple(Node(name, 2) for name in "abcde"))
+    current = {"gang": gpus("a:0", "a:1", "b:0", "b:1", "c:0", "c:1"), "one": gpus("d:0"), "two": gpus("e:0")}
+    placement = placed(topology, current, {"gang": 8, "one": 1, "two": 1}, {"gang": 2}, frozenset({"gang"}))
+    assert placement.gpus_by_job["gang"] == gpus("a:0", "a:1", "b:0", "b:1")
+    assert not placement.meets_claims
+
+
 def test_a_job_shrinks_to_whole_replicas() -> None:
     topology = Topology(tuple(Node(name, 2) for name in "abcd"))
     current = {"gang": gpus("a:0", "a:1", "b:0", "b:1", "c:0", "c:1", "d:0", "d:1")}
@@ -158,8 +167,10 @@ def test_replicas_are_whole_in_any_pool(
         held = placement.gpus_by_job.get(job_id, ())
         assert are_whole_gangs([gpu.node_id for gpu in held], gangs.get(job_id, 1))
         assert len(held) == num_gpus or (job_id in gangs and len(held) < num_gpus)
-        if job_id in claims & gangs.keys():
-            assert len(held) >= min(len(current.get(job_id, ())), num_gpus), "it gives up no replica that it has"
+        assert not len(held) & (len(held) - 1), "jobs hold powers of two"
+        if current.get(job_id) and job_id in claims & gangs.keys():
+            kept = largest_size_up_to(len(current[job_id]))
+            assert len(held) >= min(kept, num_gpus), "it gives up no replica that it has, but for a power of two"
 
 
 @given(pools_in_use())
