@@ -72,6 +72,15 @@ def test_what_no_job_may_be_is_refused_by_name_with_what_to_do(changes: dict[str
     assert not history.state.live_jobs
 
 
+def test_a_refusal_counts_the_nodes_of_the_types_that_the_job_accepts() -> None:
+    history = History().configured(curves=CURVES, admission="first-come")
+    for number, (num_gpus, gpu_type) in enumerate([(3, "small"), (3, "small"), (3, "small"), (8, "large")]):
+        node = {"node_id": f"node-{number}", "incarnation": f"first-{number}", "device": "cuda", "at_s": NOW_S}
+        history.then(events.NodeJoined(**node, num_gpus=num_gpus, gpu_type=gpu_type))
+    why = explained(history, **GANG, gpu_type="small", min_gpus=8)
+    assert "at least 8 GPUs in replicas of 2 on one node each, and the nodes hold 6" in why
+
+
 def test_a_pool_that_migrates_no_job_says_so() -> None:
     assert "set migration_budget above 0" in explained(gang_pool(2, 2, migration_budget=0.0), **GANG)
 
