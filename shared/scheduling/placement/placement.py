@@ -460,7 +460,8 @@ class PlacementBuilder:
     def _place_on_units(self, job_id: str, size: int, unit: int, *, is_hard: bool = False) -> bool:
         """Place a job on 2^size GPUs in blocks of 2^unit, after the jobs that lie there have moved.
 
-        is_hard: these may have fragments instead of the blocks to which they have a claim.
+        is_hard: these may have fragments instead of the blocks to which they have a claim. For a job without a claim,
+        none of them goes without GPUs.
         """
         among = self._among(job_id, unit)
         free = self._blocks.members(self._blocks.inside(self._free.positions, unit) & among)[: 1 << (size - unit)]
@@ -468,7 +469,7 @@ class PlacementBuilder:
         if not num_missing:
             self._take(job_id, sum(_block(unit, start) for start in free))
             return True
-        kept = self._kept_by_others(job_id, unit, is_hard=is_hard)
+        kept, has_claim = self._kept_by_others(job_id, unit, is_hard=is_hard), self._has_claim(job_id)
         cheapest = self._clearable_blocks(unit, num_missing + MAX_BLOCKS_TRIED, kept, among)
         for first in range(min(len(cheapest) - num_missing + 1, MAX_ATTEMPTS)):
             before = (dict(self.positions_by_job), self._free.positions, set(self.migrated), list(self._movable))
@@ -478,7 +479,7 @@ class PlacementBuilder:
             if all(
                 self._place_anew(other_id, num_gpus) or (is_hard and other_id not in self._gangs)
                 for num_gpus, other_id in displaced
-            ):
+            ) and (has_claim or all(other_id in self.positions_by_job for _, other_id in displaced)):
                 return True
             self.positions_by_job, positions, self.migrated, self._movable = before
             self._free, self._movers = FreeBlocks(self._blocks, positions, self._avoided), None
@@ -488,14 +489,15 @@ class PlacementBuilder:
         """The positions that no job leaves for this one: withheld ones, and those of larger and equal jobs with a claim
         to their blocks.
 
-        is_hard: those of other jobs with as many GPUs for each replica, and for a job without a claim those of all
-        that have one. Whatever it is, promised replicas are left for larger ones only.
+        is_hard: those of other jobs with as many GPUs for each replica; a job with a claim takes those without one,
+        and a job without a claim none of a job that has one. Whatever it is, promised replicas are left for larger
+        ones only.
         """
         kept, has_claim = self._withheld, self._has_claim(job_id)
         for other_id, held in self.positions_by_job.items():
             claims, gang = self._has_claim(other_id), self._gangs.get(other_id, 0)
             if is_hard and not has_claim:
-                keeps = claims or gang > 0
+                keeps = claims or gang >= self._gangs[job_id]
             elif is_hard or gang:
                 keeps = claims and gang >= self._gangs.get(job_id, 0)
             else:

@@ -59,6 +59,21 @@ def test_a_job_without_a_promise_makes_no_promised_job_move() -> None:
     assert with_claim.meets_claims
 
 
+def test_a_smaller_replica_makes_room_for_a_larger_one_if_it_finds_another_place() -> None:
+    """Else four GPUs stay idle on two nodes for as long as both small jobs run."""
+    topology, costs = Topology((Node("a", 4), Node("b", 4))), {"one": 1.0, "two": 1.0}
+    current, wanted = {"one": gpus("a:0", "a:1"), "two": gpus("b:0", "b:1")}, {"one": 2, "two": 2, "gang": 4}
+    moved = placed(topology, current, wanted, {"one": 2, "two": 2, "gang": 4}, costs=costs)
+    assert {job_id: len(held) for job_id, held in moved.gpus_by_job.items()} == wanted
+    assert len(moved.migrated) == 1
+    alike = placed(topology, current, {**wanted, "gang": 2}, {"one": 2, "two": 2, "gang": 2}, costs=costs)
+    assert not alike.migrated
+    no_other_place = Topology((Node("a", 4), Node("b", 3), Node("c", 1)))
+    current["two"] = gpus("b:0", "b:1")
+    stays = placed(no_other_place, current, wanted, {"one": 2, "two": 2, "gang": 4}, costs=costs)
+    assert stays.gpus_by_job == current
+
+
 def test_a_job_that_finds_no_further_replica_keeps_those_that_it_has() -> None:
     current = {"gang": gpus("a:0", "a:1"), "one": gpus("b:0"), "two": gpus("c:0")}
     topology = Topology((Node("a", 2), Node("b", 2), Node("c", 2)))
