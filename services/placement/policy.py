@@ -51,6 +51,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     resize_cost_of,
     stalled_until_s,
 )
+from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks, log2
 from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,
     MigrationRules,
@@ -183,7 +184,9 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         if not job.reserved_gpus:
             current[job.job_id] = job.own_gpus
         if given_up := given_up_gpus(state, job.job_id):
-            current[job.job_id] = remaining_gpus(current[job.job_id], given_up, asked.shares[job.job_id])
+            kept = remaining_gpus(current[job.job_id], given_up, asked.shares[job.job_id])
+            whole = _whole_replicas(last.blocks, job, remaining_gpus(current[job.job_id], given_up, 0))
+            current[job.job_id] = whole if len(whole) >= len(kept) else kept
     slow = slow_gpus_at(state, now_s)
 
     @remember
@@ -222,6 +225,15 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
     own = {job_id: gpus for job_id, gpus in placement.gpus_by_job.items() if job_id not in joined}
     return replace(placement, gpus_by_job=own)
+
+
+def _whole_replicas(blocks: Blocks, job: Job, gpus: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
+    """Those of these GPUs that are whole blocks for its replicas of several GPUs. Others would take two blocks for one
+    replica, and a promise counts on one."""
+    if not has_gangs(job):
+        return ()
+    gang = log2(spec_of(job).gpus_per_replica)
+    return blocks.gpus(blocks.members(blocks.in_gangs(blocks.positions(gpus), gang)))
 
 
 def level_to_measure(state: PoolState, job: Job, num_gpus: int) -> Level | None:

@@ -246,7 +246,7 @@ class PlacementBuilder:
 
     def _keep_replicas(self, job_id: str, own: BitSet, num_gpus: int) -> None:
         """Let a job that shrinks keep so many of its GPUs, in whole replicas, if it has them."""
-        own = self._free.in_gangs(own & self._free.positions, self._gangs[job_id])
+        own = self._blocks.in_gangs(own & self._free.positions, self._gangs[job_id])
         if own.bit_count() >= num_gpus > 1 << self._gangs[job_id]:
             self._take(job_id, FreeBlocks(self._blocks, own, self._avoided).fragments(num_gpus, self._gangs[job_id]))
 
@@ -452,7 +452,7 @@ class PlacementBuilder:
             return True
         if self._has_claim(job_id) and self._place_on_units(job_id, size, max(self._blocks.unit(size), gang)):
             return True
-        if self._free.in_gangs(self._free.positions, gang).bit_count() >= 1 << size:
+        if self._blocks.in_gangs(self._free.positions, gang).bit_count() >= 1 << size:
             self._take(job_id, self._free.fragments(1 << size, gang))
             return True
         return self._place_on_units(job_id, size, gang, is_hard=True)

@@ -229,6 +229,20 @@ def test_an_operator_takes_whole_replicas_or_is_refused() -> None:
     assert nodes_of(history, "a") == ["node-1", "node-1"]
 
 
+def test_a_job_that_gives_up_a_gpu_leaves_whole_blocks_for_the_replicas_of_others() -> None:
+    """Of the three other GPUs of its node, two in the middle would leave no pair, and a promise counts on one."""
+    history = gang_pool(4)
+    after(history, submit("a", **GANG, max_iterations=10_000, deadline_s=NOW_S + 100_000.0))
+    history.started("a")
+    command = SetGpuLimits(job_id="a", tenant="lab", without_gpus=gpus("node-0:0"))
+    after(history, command, now_s=NOW_S + 10.0)
+    assert history.state.live_jobs["a"].gpus == gpus("node-0:2", "node-0:3")
+    history.started("a", at_s=NOW_S + 12.0)
+    after(history, submit("b", **GANG, max_gpus=2, deadline_s=NOW_S + 120.0), now_s=NOW_S + 20.0)
+    assert history.state.live_jobs["b"].promised
+    assert history.state.live_jobs["b"].gpus == gpus("node-0:0", "node-0:1")
+
+
 def test_a_lost_node_takes_its_replicas_and_the_others_restart_whole() -> None:
     history = gang_pool(2, 2, 2, 2)
     after(history, submit("a", **GANG, max_iterations=200, deadline_s=NOW_S + 300.0))
