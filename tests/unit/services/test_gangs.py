@@ -17,7 +17,7 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import spec_of
 from testbed.histories import NOW_S, History, gpus, pool, spec, submit
 
-GANG = {"training_function": f"train:{TORCHRUN}", "gpus_per_replica": 2}
+GANG: dict[str, Any] = {"training_function": f"train:{TORCHRUN}", "gpus_per_replica": 2}
 CURVES = {f"linear#gang{gang}/b64": {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0} for gang in (2, 4)}
 
 
