@@ -133,9 +133,14 @@ def _segments(schedules: Schedules, rows: Integers, pinned_J: Flags, gang_J: Int
 
 
 def _has_blocks(plan: AdmissionPlan, segments: _Segments, size: int, asks_S: Flags) -> bool:
-    """Whether the blocks of `size` GPUs suffice whenever one of the jobs that ask for them holds GPUs."""
-    ends_s: Floats = segments.end_S[np.isfinite(segments.end_S)]
-    at_T: Floats = np.concatenate((np.maximum(segments.start_S, plan.now_s), ends_s, [d.at_s for d in plan.drops]))
+    """Whether the blocks of `size` GPUs suffice whenever one of the jobs that ask for them holds GPUs.
+
+    Fewer are free only from a start, or a node's end, on.
+    """
+    counted_S = (segments.num_gpus_S >= size) | segments.is_pinned_S
+    segments, asks_S = _Segments(*(column[counted_S] for column in segments)), asks_S[counted_S]
+    starts_s: Floats = np.maximum(segments.start_S, plan.now_s)
+    at_T: Floats = np.unique(np.concatenate((starts_s, [drop.at_s for drop in plan.drops])))
     asking_T = _held(plan, segments, asks_S.astype(np.int64), at_T)
     gangs_ask = bool((asks_S & (segments.gang_S == size)).any())
     free_T = _free_in_blocks(plan, segments, size, at_T) if gangs_ask else _free_anywhere(plan, segments, size, at_T)
