@@ -31,6 +31,10 @@ class _Segments(NamedTuple):
     is_pinned_S: Flags
     gang_S: Integers  # the GPUs of a replica
 
+    def only(self, some_S: Flags) -> "_Segments":
+        start_S, end_S, num_gpus_S, is_pinned_S, gang_S = self
+        return _Segments(start_S[some_S], end_S[some_S], num_gpus_S[some_S], is_pinned_S[some_S], gang_S[some_S])
+
 
 def packs(plan: AdmissionPlan, proposal: Proposal) -> bool:
     """Whether all jobs have blocks under the schedules of the plan with the proposed promise.
@@ -138,7 +142,7 @@ def _has_blocks(plan: AdmissionPlan, segments: _Segments, size: int, asks_S: Fla
     Fewer are free only from a start, or a node's end, on.
     """
     counted_S = (segments.num_gpus_S >= size) | segments.is_pinned_S
-    segments, asks_S = _Segments(*(column[counted_S] for column in segments)), asks_S[counted_S]
+    segments, asks_S = segments.only(counted_S), asks_S[counted_S]
     starts_s: Floats = np.maximum(segments.start_S, plan.now_s)
     at_T: Floats = np.unique(np.concatenate((starts_s, [drop.at_s for drop in plan.drops])))
     asking_T = _held(plan, segments, asks_S.astype(np.int64), at_T)

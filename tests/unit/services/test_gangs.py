@@ -205,8 +205,8 @@ def test_the_profiling_run_begins_with_one_replica() -> None:
 
 
 def test_replicas_count_against_the_batch_and_not_their_gpus() -> None:
-    history = gang_pool(4, 4)
-    after(history, submit("a", **GANG | {"gpus_per_replica": 4}, global_batch_size=2, model_name="tiny"))
+    history, of_four = gang_pool(4, 4), dict[str, Any](GANG | {"gpus_per_replica": 4})
+    after(history, submit("a", **of_four, global_batch_size=2, model_name="tiny"))
     assert history.state.live_jobs["a"].num_gpus == 4
     job = history.state.live_jobs["a"]
     assert spec_of(job).most_gpus == 8
