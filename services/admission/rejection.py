@@ -23,12 +23,11 @@ from elasticflow.shared.state.gpu_types import (
     accepted_types,
     large_enough_types,
     nodes_of_type,
-    parts,
     profiling_failure,
     type_name,
 )
 from elasticflow.shared.state.nodes import PromisableGpus, ending_nodes
-from elasticflow.shared.state.pool import NodeState, PoolState, largest_level, num_gpus_by_type
+from elasticflow.shared.state.pool import NodeState, PoolState, largest_level, num_gpus_by_type, num_gpus_in_gangs
 
 _SPEED_UNKNOWN = (
     "its speed is not known yet: `eflow profile` measures it, and so does a submission before it is decided"
@@ -122,17 +121,17 @@ def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
         problems.append(
             f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples{replicas}; lower it"
         )
-    problems += gang_problems(spec)
-    if spec.gpus_per_replica > 1 and not state.config.migration_budget:
-        problems.append(
-            "gpus_per_replica: this pool cannot keep the GPUs of a replica on one node, because it migrates no "
-            "promised job; set migration_budget above 0"
-        )
     elif 0 < (parts := _measured_virtual_nodes(state, spec)) < spec.gpu_range.least:
         problems.append(
             f"min_gpus: {spec.gpu_range.least} GPUs would do the work of {parts}, because jobs of this profile cut "
             f"their batch into {counted(parts, 'virtual node')}, as measured; lower it, or let the code say "
             f"virtual_nodes = {spec.gpu_range.least} (under another model_name, if the job has one)"
+        )
+    problems += gang_problems(spec)
+    if spec.gpus_per_replica > 1 and not state.config.migration_budget:
+        problems.append(
+            "gpus_per_replica: this pool cannot keep the GPUs of a replica on one node, because it migrates no "
+            "promised job; set migration_budget above 0"
         )
     measured = state.curves.get(spec.measured_key)
     if measured is not None and measured.dataset_size is not None and batch_size > measured.dataset_size:
@@ -170,8 +169,9 @@ def why_unrunnable(state: PoolState, spec: JobSpec) -> str:
 def _why_no_gangs(state: PoolState, spec: JobSpec) -> str:
     """Why no node holds a whole replica of the job, or all nodes too few of them; "" if they hold enough."""
     gang, least = spec.gpus_per_replica, spec.gpu_range.least
-    nodes = [node for each in accepted_types(state, spec) for node in nodes_of_type(state, each).values()]
-    if gang <= 1 or not nodes or large_enough_types(state, spec):
+    by_type = [nodes_of_type(state, each) for each in accepted_types(state, spec)] if gang > 1 else []
+    nodes = [node for of_type in by_type for node in of_type.values()]
+    if not nodes or large_enough_types(state, spec):
         return ""
     largest = max(nodes, key=lambda node: (node.num_gpus, node.node_id))
     if largest.num_gpus < gang:
@@ -181,10 +181,8 @@ def _why_no_gangs(state: PoolState, spec: JobSpec) -> str:
             f"gpus_per_replica: the {gang} GPUs of a replica are on one node, and the largest, {largest.node_id}, has "
             f"{gpus_counted(largest.num_gpus)}: {choose} add a node with {gang}"
         )
-    return (
-        f"min_gpus: it needs at least {least} GPUs in replicas of {gang} on one node each, and the nodes hold "
-        f"{max(largest_level(part, spec) for part in parts(state).values())}"
-    )
+    most = max(num_gpus_in_gangs(of_type, gang) for of_type in by_type)
+    return f"min_gpus: it needs at least {least} GPUs in replicas of {gang} on one node each, and the nodes hold {most}"
 
 
 def why_no_type(state: PoolState, spec: JobSpec) -> str:

@@ -34,7 +34,7 @@ from elasticflow.services.placement.due_jobs import (
     waits_for_replicas,
 )
 from elasticflow.services.placement.stragglers import next_change_s, without_delay
-from elasticflow.shared.frozen_values import memoize_recent
+from elasticflow.shared.frozen_values import fast_replace, memoize_recent
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.gpus import GpuId, segments
@@ -51,6 +51,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     resize_cost_of,
     stalled_until_s,
 )
+from elasticflow.shared.scheduling.placement.buddy_blocks import Blocks, log2
 from elasticflow.shared.scheduling.placement.placement import (
     MigrationBenefit,
     MigrationRules,
@@ -60,6 +61,7 @@ from elasticflow.shared.scheduling.placement.placement import (
     place,
 )
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
+from elasticflow.shared.state.fold.jobs import with_job
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import parts
 from elasticflow.shared.state.job import Job, Phase
@@ -182,7 +184,9 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         if not job.reserved_gpus:
             current[job.job_id] = job.own_gpus
         if given_up := given_up_gpus(state, job.job_id):
-            current[job.job_id] = remaining_gpus(current[job.job_id], given_up, asked.shares[job.job_id])
+            kept = remaining_gpus(current[job.job_id], given_up, asked.shares[job.job_id])
+            whole = _whole_replicas(last.blocks, job, remaining_gpus(current[job.job_id], given_up, 0))
+            current[job.job_id] = whole if len(whole) >= len(kept) else kept
     slow = slow_gpus_at(state, now_s)
 
     @remember
@@ -215,11 +219,21 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         given_up={job_id: limits.without_gpus for job_id, limits in state.gpu_limits.items() if limits.without_gpus},
         measured_level=measured_level,
         gangs={job.job_id: spec_of(job).gpus_per_replica for job in jobs if has_gangs(job)},
+        fewest_gpus={job.job_id: spec_of(job).gpu_range.least for job in jobs if has_gangs(job)},
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
     own = {job_id: gpus for job_id, gpus in placement.gpus_by_job.items() if job_id not in joined}
     return replace(placement, gpus_by_job=own)
+
+
+def _whole_replicas(blocks: Blocks, job: Job, gpus: tuple[GpuId, ...]) -> tuple[GpuId, ...]:
+    """Those of these GPUs that are whole blocks for its replicas of several GPUs. Others would take two blocks for one
+    replica, and a promise counts on one."""
+    if not has_gangs(job):
+        return ()
+    gang = log2(spec_of(job).gpus_per_replica)
+    return blocks.gpus(blocks.members(blocks.in_gangs(blocks.positions(gpus), gang)))
 
 
 def level_to_measure(state: PoolState, job: Job, num_gpus: int) -> Level | None:
@@ -413,7 +427,7 @@ def keeps_promises(state: PoolState, decided: Sequence[PlacementDecided], now_s:
     """Whether a plan of the pool after a decision keeps all promises that one before it keeps."""
     before, after = parts(state), state
     for event in decided:
-        after = apply(after, event, after.sequence + 1)
+        after = _without_unsaved_work(apply(after, event, after.sequence + 1), event.migrated)
     for gpu_type, part in parts(after).items():
         planned = planned_pool(part, now_s, cache.of_type(gpu_type), loans=profiling_loans(part, now_s))
         if planned.plan.overcommitted:
@@ -423,6 +437,14 @@ def keeps_promises(state: PoolState, decided: Sequence[PlacementDecided], now_s:
             if not late.issubset(planned_pool(before[gpu_type], now_s, loans=loans).plan.late_jobs):
                 return False
     return True
+
+
+def _without_unsaved_work(state: PoolState, migrated: Iterable[str]) -> PoolState:
+    """The state once these jobs have started elsewhere: a script that restarts goes on from what it has saved."""
+    for job in map(state.live_jobs.__getitem__, migrated):
+        if job.unsaved_iterations:
+            state = with_job(state, fast_replace(job, iteration=job.checkpoint_iteration))
+    return state
 
 
 # --- turns ---------------------------------------------------------------------------------------------

@@ -31,6 +31,10 @@ class _Segments(NamedTuple):
     is_pinned_S: Flags
     gang_S: Integers  # the GPUs of a replica
 
+    def only(self, some_S: Flags) -> "_Segments":
+        start_S, end_S, num_gpus_S, is_pinned_S, gang_S = self
+        return _Segments(start_S[some_S], end_S[some_S], num_gpus_S[some_S], is_pinned_S[some_S], gang_S[some_S])
+
 
 def packs(plan: AdmissionPlan, proposal: Proposal) -> bool:
     """Whether all jobs have blocks under the schedules of the plan with the proposed promise.
@@ -133,9 +137,14 @@ def _segments(schedules: Schedules, rows: Integers, pinned_J: Flags, gang_J: Int
 
 
 def _has_blocks(plan: AdmissionPlan, segments: _Segments, size: int, asks_S: Flags) -> bool:
-    """Whether the blocks of `size` GPUs suffice whenever one of the jobs that ask for them holds GPUs."""
-    ends_s: Floats = segments.end_S[np.isfinite(segments.end_S)]
-    at_T: Floats = np.concatenate((np.maximum(segments.start_S, plan.now_s), ends_s, [d.at_s for d in plan.drops]))
+    """Whether the blocks of `size` GPUs suffice whenever one of the jobs that ask for them holds GPUs.
+
+    Fewer are free only from a start, or a node's end, on.
+    """
+    counted_S = (segments.num_gpus_S >= size) | segments.is_pinned_S
+    segments, asks_S = segments.only(counted_S), asks_S[counted_S]
+    starts_s: Floats = np.maximum(segments.start_S, plan.now_s)
+    at_T: Floats = np.unique(np.concatenate((starts_s, [drop.at_s for drop in plan.drops])))
     asking_T = _held(plan, segments, asks_S.astype(np.int64), at_T)
     gangs_ask = bool((asks_S & (segments.gang_S == size)).any())
     free_T = _free_in_blocks(plan, segments, size, at_T) if gangs_ask else _free_anywhere(plan, segments, size, at_T)

@@ -89,6 +89,13 @@ class Blocks:
             self._of_gangs[s, gang] = blocks
         return self._of_gangs[s, gang]
 
+    def in_gangs(self, positions: BitSet, gang: int) -> BitSet:
+        """Those of these positions that are parts of whole blocks of 2^gang GPUs of one node."""
+        found = self.inside(positions, gang) & self.of_gangs(gang, gang)
+        for half in range(gang):
+            found |= found << (1 << half)
+        return found
+
     def unit(self, s: int) -> int:
         """The exponent of the blocks that a job of 2^s GPUs needs: smaller ones where any of these serve as well.
 
@@ -300,20 +307,13 @@ class FreeBlocks:
         """
         free, others = self.positions, self.positions & ~self._avoided
         if gang:
-            free, others = self.in_gangs(free, gang), self.in_gangs(others, gang)
+            free, others = self._blocks.in_gangs(free, gang), self._blocks.in_gangs(others, gang)
         part = self._blocks.closest(free, num_gpus)
         if part & self._avoided and others.bit_count() >= num_gpus:
             among_others = self._blocks.closest(others, num_gpus)
             if self._blocks.level(among_others) == self._blocks.level(part):
                 return among_others
         return part
-
-    def in_gangs(self, positions: BitSet, gang: int) -> BitSet:
-        """Those of these positions that are parts of whole blocks of 2^gang GPUs of one node."""
-        found = self._blocks.inside(positions, gang) & self._blocks.of_gangs(gang, gang)
-        for half in range(gang):
-            found |= found << (1 << half)
-        return found
 
     def _preferred(self, candidates: BitSet, s: int) -> BitSet:
         """The free blocks of 2^s GPUs without avoided positions, or all of them if there are none."""

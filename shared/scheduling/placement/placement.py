@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
-from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs
+from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs, largest_size_up_to
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
 from elasticflow.shared.scheduling.placement.buddy_blocks import (
     BitSet,
@@ -74,6 +74,7 @@ class MigrationRules:
     measured_level(job_id): what connects the GPUs on which a promise counts, if the speed of the job there is to be
     measured; else None. It gets the worst free block of its size, or free GPUs as far apart (docs/adr/0122).
     gangs: the GPUs of a replica, by job with several. Without a claim, such a job makes none move that has one.
+    fewest_gpus: on which such jobs run, where one replica is too few.
     """
 
     movable: Set[str]
@@ -83,6 +84,7 @@ class MigrationRules:
     given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
     measured_level: Callable[[str], Level | None] = lambda job_id: None
     gangs: Mapping[str, int] = field(default_factory=dict[str, int])
+    fewest_gpus: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def place(
@@ -207,15 +209,22 @@ class PlacementBuilder:
                 self._place_anew(job_id, wanted[job_id])
 
     def _held_gangs(self, wanted: Mapping[str, int], current: Mapping[str, tuple[GpuId, ...]]) -> Set[str]:
-        """The jobs that are to get more replicas. They hold those that they have until more are found for them."""
+        """The jobs that are to get more replicas. They hold those that they have until more are found for them.
+
+        Of three replicas, say, they hold two: no job holds another number of GPUs than a power of two, nor fewer than
+        it runs on.
+        """
         found = set[str]()
+        fewest_gpus = self._migration_rules.fewest_gpus if self._migration_rules is not None else dict[str, int]()
         for job_id in sorted(self._gangs.keys() & wanted.keys()):
             self._wanted_of_gangs[job_id] = wanted[job_id]
-            gpus = tuple(gpu for gpu in current.get(job_id, ()) if gpu in self._blocks.position_by_gpu)
+            there = tuple(gpu for gpu in current.get(job_id, ()) if gpu in self._blocks.position_by_gpu)
+            gpus = there[: largest_size_up_to(len(there))] if there else ()
             own = self._blocks.positions(gpus)
             is_free = own == own & self._free.positions
-            is_whole = are_whole_gangs([gpu.node_id for gpu in gpus], 1 << self._gangs[job_id])
-            if own and is_free and is_whole and len(gpus) < wanted[job_id]:
+            is_whole = are_whole_gangs([gpu.node_id for gpu in there], 1 << self._gangs[job_id])
+            is_enough = fewest_gpus.get(job_id, 0) <= len(gpus)
+            if own and is_free and is_whole and is_enough and len(there) < wanted[job_id]:
                 self._free.take(own)
                 self.positions_by_job[job_id] = GpuPositions(self._blocks, gpus, len(gpus))
                 found.add(job_id)
@@ -226,16 +235,18 @@ class PlacementBuilder:
         held = self.positions_by_job.pop(job_id, None)  # a job before it may have displaced it
         own = 0 if held is None else held.positions
         self._free.give(own)
-        start = self._best_fit(job_id, size, self._blocks.near(own, size))
-        if start is not None and not self._is_better_than_needed(job_id, size, start):
-            self._assign(job_id, size, start)
-        elif not self._place_gangs(job_id, size) and held is not None:
+        with self._free_without(job_id, 1 << size):
+            start = self._best_fit(job_id, size, self._blocks.near(own, size))
+            is_placed = start is not None and not self._is_better_than_needed(job_id, size, start)
+            if start is not None and is_placed:
+                self._assign(job_id, size, start)
+        if not is_placed and not self._place_anew_in_gangs(job_id, size) and held is not None:
             self._free.take(own)
             self.positions_by_job[job_id] = held
 
     def _keep_replicas(self, job_id: str, own: BitSet, num_gpus: int) -> None:
         """Let a job that shrinks keep so many of its GPUs, in whole replicas, if it has them."""
-        own = self._free.in_gangs(own & self._free.positions, self._gangs[job_id])
+        own = self._blocks.in_gangs(own & self._free.positions, self._gangs[job_id])
         if own.bit_count() >= num_gpus > 1 << self._gangs[job_id]:
             self._take(job_id, FreeBlocks(self._blocks, own, self._avoided).fragments(num_gpus, self._gangs[job_id]))
 
@@ -260,16 +271,18 @@ class PlacementBuilder:
         if job_id in self._staying:
             self.migrated.add(job_id)
         if job_id in self._gangs:
-            with self._free_without(job_id, num_gpus):
-                is_placed = self._place_gangs(job_id, log2(num_gpus))
-            if not is_placed and job_id in self._given_up:  # rather on these than on none
-                is_placed = self._place_gangs(job_id, log2(num_gpus))
-            return is_placed or not self._has_claim(job_id)
+            return self._place_anew_in_gangs(job_id, log2(num_gpus)) or not self._has_claim(job_id)
         with self._free_without(job_id, num_gpus):
             if self._has_claim(job_id) and self._place_claim(job_id, log2(num_gpus)):
                 return True
             self._find_block(job_id, log2(num_gpus))
         return self.positions_by_job[job_id].meets_claim or not self._has_claim(job_id)
+
+    def _place_anew_in_gangs(self, job_id: str, size: int) -> bool:
+        """Whether there are enough replicas; rather on GPUs that the job has given up than on none."""
+        with self._free_without(job_id, 1 << size):
+            is_placed = self._place_gangs(job_id, size)
+        return is_placed or (job_id in self._given_up and self._place_gangs(job_id, size))
 
     @contextmanager
     def _free_without(self, job_id: str, num_gpus: int) -> Generator[None]:
@@ -439,7 +452,7 @@ class PlacementBuilder:
             return True
         if self._has_claim(job_id) and self._place_on_units(job_id, size, max(self._blocks.unit(size), gang)):
             return True
-        if self._free.in_gangs(self._free.positions, gang).bit_count() >= 1 << size:
+        if self._blocks.in_gangs(self._free.positions, gang).bit_count() >= 1 << size:
             self._take(job_id, self._free.fragments(1 << size, gang))
             return True
         return self._place_on_units(job_id, size, gang, is_hard=True)
@@ -447,7 +460,8 @@ class PlacementBuilder:
     def _place_on_units(self, job_id: str, size: int, unit: int, *, is_hard: bool = False) -> bool:
         """Place a job on 2^size GPUs in blocks of 2^unit, after the jobs that lie there have moved.
 
-        is_hard: these may have fragments instead of the blocks to which they have a claim.
+        is_hard: these may have fragments instead of the blocks to which they have a claim. For a job without a claim,
+        none of them goes without GPUs.
         """
         among = self._among(job_id, unit)
         free = self._blocks.members(self._blocks.inside(self._free.positions, unit) & among)[: 1 << (size - unit)]
@@ -455,7 +469,7 @@ class PlacementBuilder:
         if not num_missing:
             self._take(job_id, sum(_block(unit, start) for start in free))
             return True
-        kept = self._kept_by_others(job_id, unit, is_hard=is_hard)
+        kept, has_claim = self._kept_by_others(job_id, unit, is_hard=is_hard), self._has_claim(job_id)
         cheapest = self._clearable_blocks(unit, num_missing + MAX_BLOCKS_TRIED, kept, among)
         for first in range(min(len(cheapest) - num_missing + 1, MAX_ATTEMPTS)):
             before = (dict(self.positions_by_job), self._free.positions, set(self.migrated), list(self._movable))
@@ -465,7 +479,7 @@ class PlacementBuilder:
             if all(
                 self._place_anew(other_id, num_gpus) or (is_hard and other_id not in self._gangs)
                 for num_gpus, other_id in displaced
-            ):
+            ) and (has_claim or all(other_id in self.positions_by_job for _, other_id in displaced)):
                 return True
             self.positions_by_job, positions, self.migrated, self._movable = before
             self._free, self._movers = FreeBlocks(self._blocks, positions, self._avoided), None
@@ -475,14 +489,15 @@ class PlacementBuilder:
         """The positions that no job leaves for this one: withheld ones, and those of larger and equal jobs with a claim
         to their blocks.
 
-        is_hard: those of other jobs with as many GPUs for each replica, and for a job without a claim those of all
-        that have one. Whatever it is, promised replicas are left for larger ones only.
+        is_hard: those of other jobs with as many GPUs for each replica; a job with a claim takes those without one,
+        and a job without a claim none of a job that has one. Whatever it is, promised replicas are left for larger
+        ones only.
         """
         kept, has_claim = self._withheld, self._has_claim(job_id)
         for other_id, held in self.positions_by_job.items():
             claims, gang = self._has_claim(other_id), self._gangs.get(other_id, 0)
             if is_hard and not has_claim:
-                keeps = claims or gang > 0
+                keeps = claims or gang >= self._gangs[job_id]
             elif is_hard or gang:
                 keeps = claims and gang >= self._gangs.get(job_id, 0)
             else:

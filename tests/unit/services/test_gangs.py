@@ -8,15 +8,16 @@ from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.admission.quote import quote
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
-from elasticflow.services.placement.policy import wake_at_s
+from elasticflow.services.placement.policy import keeps_promises, wake_at_s
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import QuoteDeadline, SetGpuLimits
 from elasticflow.shared.messages.gpus import are_whole_gangs, segments
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
+from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import spec_of
 from testbed.histories import NOW_S, History, gpus, pool, spec, submit
 
-GANG = {"training_function": f"train:{TORCHRUN}", "gpus_per_replica": 2}
+GANG: dict[str, Any] = {"training_function": f"train:{TORCHRUN}", "gpus_per_replica": 2}
 CURVES = {f"linear#gang{gang}/b64": {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0} for gang in (2, 4)}
 
 
@@ -69,6 +70,15 @@ def test_what_no_job_may_be_is_refused_by_name_with_what_to_do(changes: dict[str
     history = gang_pool(1, 2, 2)
     assert why in explained(history, **GANG | changes)
     assert not history.state.live_jobs
+
+
+def test_a_refusal_counts_the_nodes_of_the_types_that_the_job_accepts() -> None:
+    history = History().configured(curves=CURVES, admission="first-come")
+    for number, (num_gpus, gpu_type) in enumerate([(3, "small"), (3, "small"), (3, "small"), (8, "large")]):
+        node = {"node_id": f"node-{number}", "incarnation": f"first-{number}", "device": "cuda", "at_s": NOW_S}
+        history.then(events.NodeJoined(**node, num_gpus=num_gpus, gpu_type=gpu_type))
+    why = explained(history, **GANG, gpu_type="small", min_gpus=8)
+    assert "at least 8 GPUs in replicas of 2 on one node each, and the nodes hold 6" in why
 
 
 def test_a_pool_that_migrates_no_job_says_so() -> None:
@@ -124,6 +134,30 @@ def test_a_promised_job_does_not_grow_into_the_replica_of_another_one() -> None:
     assert sorted(nodes_of(history, "a") + nodes_of(history, "b")) == ["node-0"] * 2 + ["node-1"] * 2
 
 
+@pytest.mark.parametrize("saved", [0, 26])
+def test_a_promised_script_restarts_for_a_replica_only_if_it_can_do_again_what_it_has_not_saved(saved: int) -> None:
+    history, script = (
+        gang_pool(2, 2),
+        {"training_function": f"train:{TORCHRUN}", "max_gpus": 2, "max_iterations": 1_000},
+    )
+    after(history, submit("script", **script, deadline_s=NOW_S + 516.0))
+    history.started("script", at_s=NOW_S + 2.0)
+    job = history.state.live_jobs["script"]
+    progressed = events.JobProgressed(
+        job_id="script",
+        generation=job.generation,
+        iteration=26,
+        iterations_per_s=2.0,
+        checkpoint_iteration=saved,
+        at_s=NOW_S + 15.0,
+    )
+    history.then(progressed)
+    elsewhere = gpus("node-1:0", "node-1:1") if job.gpus[0].node_id == "node-0" else gpus("node-0:0", "node-0:1")
+    placed = events.PlacedJob(job_id="script", generation=job.generation + 1, gpus=elsewhere)
+    moved = events.PlacementDecided(placements=(placed,), migrated=("script",), at_s=NOW_S + 16.0)
+    assert keeps_promises(history.state, [moved], NOW_S + 16.0, PlanningCache()) == (saved > 0)
+
+
 # --- best effort, profiles, operators --------------------------------------------------------------------
 
 
@@ -145,6 +179,23 @@ def test_a_job_that_finds_no_whole_replica_waits_without_a_busy_loop_and_goes_on
     assert len(set(nodes_of(history, "gang"))) == 1
 
 
+@pytest.mark.parametrize(("min_gpus", "kept"), [(1, 2), (4, 0)])
+def test_a_job_that_has_lost_a_replica_never_holds_fewer_gpus_than_it_runs_on(min_gpus: int, kept: int) -> None:
+    history = gang_pool(2, 2, 2, 2)
+    rest = {"job_class": JobClass.BEST_EFFORT, "deadline_s": None, "min_gpus": min_gpus, "max_gpus": 4}
+    after(history, submit("gang", **GANG, **rest))
+    history.started("gang")
+    for number in range(4):
+        after(history, submit(f"one-{number}", max_gpus=1, deadline_s=NOW_S + 103.0))
+        history.started(f"one-{number}")
+    for job_id in ("one-1", "one-3"):
+        history.finished(job_id, at_s=NOW_S + 1.0)
+    assert {node_id for job_id in ("one-0", "one-2") for node_id in nodes_of(history, job_id)} == {"node-2", "node-3"}
+    history.then(events.NodeLost(node_id="node-0", incarnation="first-0", reason="silent", at_s=NOW_S + 2.0))
+    after(history, now_s=NOW_S + 2.0)
+    assert nodes_of(history, "gang") == ["node-1"] * kept
+
+
 def test_the_profiling_run_begins_with_one_replica() -> None:
     history = pool(4, 4, admission="first-come")
     after(history, submit("a", **GANG, model_name="new", deadline_s=NOW_S + 9_000.0))
@@ -154,8 +205,8 @@ def test_the_profiling_run_begins_with_one_replica() -> None:
 
 
 def test_replicas_count_against_the_batch_and_not_their_gpus() -> None:
-    history = gang_pool(4, 4)
-    after(history, submit("a", **GANG | {"gpus_per_replica": 4}, global_batch_size=2, model_name="tiny"))
+    history, of_four = gang_pool(4, 4), dict[str, Any](GANG | {"gpus_per_replica": 4})
+    after(history, submit("a", **of_four, global_batch_size=2, model_name="tiny"))
     assert history.state.live_jobs["a"].num_gpus == 4
     job = history.state.live_jobs["a"]
     assert spec_of(job).most_gpus == 8
@@ -176,6 +227,20 @@ def test_an_operator_takes_whole_replicas_or_is_refused() -> None:
     assert isinstance(scaled("node-0:0"), events.GpuLimitsSet)
     after(history, now_s=NOW_S + 5.0)
     assert nodes_of(history, "a") == ["node-1", "node-1"]
+
+
+def test_a_job_that_gives_up_a_gpu_leaves_whole_blocks_for_the_replicas_of_others() -> None:
+    """Of the three other GPUs of its node, two in the middle would leave no pair, and a promise counts on one."""
+    history = gang_pool(4)
+    after(history, submit("a", **GANG, max_iterations=10_000, deadline_s=NOW_S + 100_000.0))
+    history.started("a")
+    command = SetGpuLimits(job_id="a", tenant="lab", without_gpus=gpus("node-0:0"))
+    after(history, command, now_s=NOW_S + 10.0)
+    assert history.state.live_jobs["a"].gpus == gpus("node-0:2", "node-0:3")
+    history.started("a", at_s=NOW_S + 12.0)
+    after(history, submit("b", **GANG, max_gpus=2, deadline_s=NOW_S + 120.0), now_s=NOW_S + 20.0)
+    assert history.state.live_jobs["b"].promised
+    assert history.state.live_jobs["b"].gpus == gpus("node-0:0", "node-0:1")
 
 
 def test_a_lost_node_takes_its_replicas_and_the_others_restart_whole() -> None:

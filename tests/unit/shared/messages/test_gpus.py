@@ -178,6 +178,16 @@ def test_more_gpus_than_the_measured_virtual_nodes_are_refused(source: Any, is_r
         assert not isinstance(decided, events.JobRejected)
 
 
+def test_a_fewest_number_above_the_batch_is_refused_once() -> None:
+    """The virtual nodes are never more than the samples, so their number would only repeat it."""
+    history, new = pool(4), spec(model_name="new", global_batch_size=1)
+    known = VirtualNodeCount(count=1, source="measured")
+    history.then(speed(new.measured_key, 1, 40.0, virtual_nodes=known))
+    (refused,) = history.decided(ADMISSION, submit("a", model_name="new", global_batch_size=1, min_gpus=2))
+    assert isinstance(refused, events.JobRejected)
+    assert refused.explanation == "min_gpus: 2 GPUs are more than the batch's 1 samples; lower it"
+
+
 def test_a_job_class_with_an_empty_range_is_refused_before_it_is_sent() -> None:
     with pytest.raises(
         InvalidJob,

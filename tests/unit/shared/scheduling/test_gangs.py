@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs
+from elasticflow.shared.messages.gpus import GpuId, are_whole_gangs, largest_size_up_to
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves
 from elasticflow.shared.scheduling.placement.placement import MigrationBenefit, MigrationRules, Placement, place
 from elasticflow.shared.state.topology import Node, Topology
@@ -59,6 +59,21 @@ def test_a_job_without_a_promise_makes_no_promised_job_move() -> None:
     assert with_claim.meets_claims
 
 
+def test_a_smaller_replica_makes_room_for_a_larger_one_if_it_finds_another_place() -> None:
+    """Else four GPUs stay idle on two nodes for as long as both small jobs run."""
+    topology, costs = Topology((Node("a", 4), Node("b", 4))), {"one": 1.0, "two": 1.0}
+    current, wanted = {"one": gpus("a:0", "a:1"), "two": gpus("b:0", "b:1")}, {"one": 2, "two": 2, "gang": 4}
+    moved = placed(topology, current, wanted, {"one": 2, "two": 2, "gang": 4}, costs=costs)
+    assert {job_id: len(held) for job_id, held in moved.gpus_by_job.items()} == wanted
+    assert len(moved.migrated) == 1
+    alike = placed(topology, current, {**wanted, "gang": 2}, {"one": 2, "two": 2, "gang": 2}, costs=costs)
+    assert not alike.migrated
+    no_other_place = Topology((Node("a", 4), Node("b", 3), Node("c", 1)))
+    current["two"] = gpus("b:0", "b:1")
+    stays = placed(no_other_place, current, wanted, {"one": 2, "two": 2, "gang": 4}, costs=costs)
+    assert stays.gpus_by_job == current
+
+
 def test_a_job_that_finds_no_further_replica_keeps_those_that_it_has() -> None:
     current = {"gang": gpus("a:0", "a:1"), "one": gpus("b:0"), "two": gpus("c:0")}
     topology = Topology((Node("a", 2), Node("b", 2), Node("c", 2)))
@@ -77,6 +92,30 @@ def test_a_promised_replica_comes_before_the_block_of_another_promised_job() -> 
     placement = placed(topology, current, wanted, {"gang": 2}, frozenset({"pair", "gang"}), {"pair": 1.0})
     assert placement.gpus_by_job["gang"] == gpus("c:0", "c:1")
     assert placement.gpus_by_job["pair"] == gpus("a:1", "b:1")
+
+
+def test_a_job_that_gets_more_replicas_does_not_get_those_back_that_it_has_given_up() -> None:
+    topology = Topology(tuple(Node(name, 2) for name in "abcd"))
+    rules = MigrationRules(
+        movable=frozenset(),
+        migration_benefit=lambda job_id: NO_BENEFIT,
+        given_up={"gang": gpus("a:0")},
+        gangs={"gang": 2},
+    )
+    grown = place(topology, {"gang": gpus("b:0", "b:1")}, {"gang": 4}, rules)
+    assert not {"a"} & {gpu.node_id for gpu in grown.gpus_by_job["gang"]}
+    current = {"gang": gpus("b:0", "b:1"), "other": gpus("c:0", "c:1", "d:0", "d:1")}
+    alone = place(topology, current, {"gang": 4, "other": 4}, rules)
+    assert alone.gpus_by_job["gang"] == gpus("a:0", "a:1", "b:0", "b:1"), "rather these than none"
+
+
+def test_a_job_that_has_lost_one_replica_of_four_holds_two_until_there_is_another_one() -> None:
+    """Three replicas would divide no batch, and no curve has their speed."""
+    topology = Topology(tuple(Node(name, 2) for name in "abcde"))
+    current = {"gang": gpus("a:0", "a:1", "b:0", "b:1", "c:0", "c:1"), "one": gpus("d:0"), "two": gpus("e:0")}
+    placement = placed(topology, current, {"gang": 8, "one": 1, "two": 1}, {"gang": 2}, frozenset({"gang"}))
+    assert placement.gpus_by_job["gang"] == gpus("a:0", "a:1", "b:0", "b:1")
+    assert not placement.meets_claims
 
 
 def test_a_job_shrinks_to_whole_replicas() -> None:
@@ -143,8 +182,10 @@ def test_replicas_are_whole_in_any_pool(
         held = placement.gpus_by_job.get(job_id, ())
         assert are_whole_gangs([gpu.node_id for gpu in held], gangs.get(job_id, 1))
         assert len(held) == num_gpus or (job_id in gangs and len(held) < num_gpus)
-        if job_id in claims & gangs.keys():
-            assert len(held) >= min(len(current.get(job_id, ())), num_gpus), "it gives up no replica that it has"
+        assert not len(held) & (len(held) - 1), "jobs hold powers of two"
+        if current.get(job_id) and job_id in claims & gangs.keys():
+            kept = largest_size_up_to(len(current[job_id]))
+            assert len(held) >= min(kept, num_gpus), "it gives up no replica that it has, but for a power of two"
 
 
 @given(pools_in_use())
