@@ -220,6 +220,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         measured_level=measured_level,
         gangs={job.job_id: spec_of(job).gpus_per_replica for job in jobs if has_gangs(job)},
         fewest_gpus={job.job_id: spec_of(job).gpu_range.least for job in jobs if has_gangs(job)},
+        keep_to_blocks={job.job_id for job in jobs if job.restarts_to_resize},
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)

@@ -73,6 +73,7 @@ class MigrationRules:
     given_up: by job whose number of GPUs changes, those that it gets only if too few others are free.
     measured_level(job_id): what connects the GPUs on which a promise counts, if the speed of the job there is to be
     measured; else None. It gets the worst free block of its size, or free GPUs as far apart (docs/adr/0122).
+    keep_to_blocks: jobs that would have to restart to leave such GPUs: they are measured in blocks alone.
     gangs: the GPUs of a replica, by job with several. Without a claim, such a job makes none move that has one.
     fewest_gpus: on which such jobs run, where one replica is too few.
     """
@@ -83,6 +84,7 @@ class MigrationRules:
     displacement_cost: Callable[[str], float] = lambda job_id: inf
     given_up: Mapping[str, Collection[GpuId]] = field(default_factory=dict[str, Collection[GpuId]])
     measured_level: Callable[[str], Level | None] = lambda job_id: None
+    keep_to_blocks: Set[str] = frozenset()
     gangs: Mapping[str, int] = field(default_factory=dict[str, int])
     fewest_gpus: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -342,14 +344,17 @@ class PlacementBuilder:
     def _apart_to_measure(self, job_id: str, size: int, start: int | None) -> BitSet | None:
         """Free GPUs that are connected as badly as a promise counts on, for a job whose speed is to be measured there.
 
-        None if the block is, or if there are none. Jobs with a claim keep to blocks, and those with gangs.
+        None if the block is, or if there are none. Jobs with a claim keep to blocks, and some others.
         """
         level = self._measured_level(job_id)
-        if level is None or not size or self._has_claim(job_id) or job_id in self._gangs:
+        if level is None or not size or self._has_claim(job_id) or self._keeps_to_blocks(job_id):
             return None
         if start is not None and self._blocks.level_of_block(size, start) >= level:
             return None
         return self._free.apart(1 << size, level)
+
+    def _keeps_to_blocks(self, job_id: str) -> bool:
+        return self._migration_rules is not None and job_id in self._migration_rules.keep_to_blocks
 
     def _find_block(self, job_id: str, size: int) -> None:
         start = self._best_fit(job_id, size)

@@ -7,7 +7,7 @@ from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.commands import CancelJob, Command, SubmitJob
-from elasticflow.shared.messages.job_spec import JobClass
+from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
 from elasticflow.shared.scheduling.jobs.scheduler_view import rates_to_promise
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from testbed.histories import NOW_S, History, best_effort, pool, submit
@@ -61,6 +61,13 @@ def test_a_run_is_measured_across_racks_where_nodes_that_are_down_may_leave_a_pr
     assert {RACKS[node_id] for node_id in holds(history)} == {"left", "right"}
     curve = measured(history, APART, NOW_S + 10.0)
     assert rates_to_promise(history.state, curve)[2] == APART
+
+
+def test_a_script_that_would_restart_to_leave_its_gpus_is_measured_in_a_block() -> None:
+    """Promised where it was measured, it would stay apart, on GPUs of two nodes that others are promised whole."""
+    racks_apart = pool(1, 1, 1, 1, racks=RACKS, reserve_nodes=2)
+    history = on_two_gpus(racks_apart, **LATER, training_function=f"train:{TORCHRUN}")
+    assert len({RACKS[node_id] for node_id in holds(history)}) == 1
 
 
 def test_a_run_is_measured_on_two_nodes_where_promised_jobs_never_migrate() -> None:
