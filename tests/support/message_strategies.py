@@ -103,7 +103,7 @@ def _built(composite: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy
         secrets = _tuples(st.builds(SealedSecret, name=variable_names, sealed=st.just("c2VhbGVk")))
         given |= {"other_gpu_types": st.just(()), "environment": variables, "secrets": secrets}
         data = st.dictionaries(variable_names, st.from_regex(r"\As3://[a-z/]{1,20}\Z"), max_size=MAX_ITEMS)
-        given |= {"data": data, "own_environment": st.none()}
+        given |= {"data": data, "own_environment": st.none(), "gpus_per_replica": st.sampled_from((1, 2, 64))}
     built = st.builds(composite, **{name: given[name] if name in given else _of(hints[name]) for name in names})
     variants = {events.PlacedJob: _with_uneven_counts, JobSpec: _with_other_choices}
     return st.one_of(built, built.map(variants[composite])) if composite in variants else built
