@@ -192,7 +192,7 @@ def _credible(rates: Mapping[int, float], measured: MeasuredCurve) -> Mapping[in
 
     def bounds(num_gpus: int) -> Iterator[float]:
         for fewer, later_s in at_s.items():
-            if fewer < num_gpus and later_s > at_s[num_gpus] and fewer not in measured.bounded:
+            if 0 < fewer < num_gpus and later_s > at_s[num_gpus] and fewer not in measured.bounded:
                 yield MOST_SUPERLINEAR * rates[fewer] * num_gpus / fewer
 
     return {num_gpus: min((rate, *bounds(num_gpus))) for num_gpus, rate in rates.items()}

@@ -167,6 +167,16 @@ def test_a_job_on_a_node_that_is_drained_is_where_it_was() -> None:
 # --- profiles that exaggerate ----------------------------------------------------------------------------
 
 
+def test_a_measurement_on_no_gpu_bounds_nothing() -> None:
+    """An executor may claim that, too: planners must not fail for it."""
+    history = trains_on("node-0:0", history=pool(4, curves={KEY: {}}))
+    one, none = (
+        worker_events.measured(KEY, num_gpus, 1.0, source="profile", at_s=NOW_S + 9.0 - num_gpus) for num_gpus in (1, 0)
+    )
+    history.then(one, none)
+    assert promised(history)[1] == 1.0
+
+
 def test_a_lower_speed_of_one_gpu_bounds_the_claims_for_more_gpus() -> None:
     """Two GPUs are at most twice as fast for each GPU as one has shown to be; four of them are no news."""
     claimed = {1: 10.0, 2: 12.0, 4: 7.0}
