@@ -10,6 +10,7 @@ from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
+from elasticflow.services.executor.worker.engine.additional_state import optimizer_settings
 from elasticflow.services.executor.worker.engine.sharded_optimizer import PartLost, redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
@@ -136,9 +137,10 @@ class Trainer(TrainingSteps):
     def _marks(self) -> tuple[Any, ...]:
         """What is equal as long as nobody changes the model, the optimizer or an object of stateful()."""
         structure, tensors = self.additional.state()
-        of_optimizer = flatten(self.optimizer.state_dict(), of_state := list[torch.Tensor]())
+        of_optimizer = flatten([*self.optimizer.state.values()], of_state := list[torch.Tensor]())
         every = (*self.model.parameters(), *self.model.buffers(), *of_state, *tensors)
-        return structure, of_optimizer, [(each.data_ptr(), each._version) for each in every]
+        settings = repr(optimizer_settings(self.optimizer))
+        return structure, of_optimizer, settings, [(each.data_ptr(), each._version) for each in every]
 
     def _share_what_it_changed(self, before: tuple[Any, ...]) -> None:
         """A collective: rank 0's evaluation may restore the best weights, or step a schedule; then all have them."""
