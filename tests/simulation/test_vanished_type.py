@@ -46,7 +46,7 @@ def decided(cluster: VirtualCluster) -> list[Any]:
     return [event for message in messages if isinstance(message, PlanDecided) for event in message.events]
 
 
-@pytest.mark.parametrize("seed", few_daily([7, 16], 1))  # in which the only V100 node crashes
+@pytest.mark.parametrize("seed", few_daily([21, 22], 1))  # in which the only V100 node crashes
 def test_promises_move_and_none_is_broken(seed: int) -> None:
     """Nodes crash for up to ten minutes while the jobs train."""
     with VirtualCluster(scenario(), services, seed=seed, faults=LONG_CRASHES) as cluster:
