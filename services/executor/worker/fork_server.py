@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -33,6 +33,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     ForkServerReady,
     ForkWorker,
     FromForkServer,
+    FromPreparer,
     InstallPackages,
     Isolation,
     MakeEnvironment,
@@ -210,6 +211,9 @@ def _next_ended() -> "os.waitid_result | None":
 # runner, an installer or a fetcher.
 
 
+_NICENESS = 10  # of preparers: workers come first
+
+
 def run_forked(sock: socket.socket, folders: WorkerFolders, received: bytes = b"") -> NoReturn:
     """Wait for the first message, without a timeout, and do what it says. sock: the channel to the executor.
 
@@ -241,19 +245,28 @@ def _obey(first: object, sock: socket.socket, folders: WorkerFolders, received: 
         case InstallPackages():
             from elasticflow.services.executor.worker.preparation.install_packages import install_packages
 
-            install_packages(sock, first, folders)
+            _prepare(sock, first.folder, folders, lambda: install_packages(first))
         case MakeEnvironment():
             from elasticflow.services.executor.worker.preparation.make_environment import make_environment
 
-            make_environment(sock, first, folders)
+            _prepare(sock, first.folder, folders, lambda: make_environment(first))
         case FetchData():
             from elasticflow.services.executor.worker.preparation.fetch_data import fetch_data
 
-            fetch_data(sock, first, folders)
+            _prepare(sock, first.folder, folders, lambda: fetch_data(first))
         case EnterEnvironment():
             _enter(sock, first, folders, unread)
         case _:
             return
+
+
+def _prepare(sock: socket.socket, folder: str, folders: WorkerFolders, prepare: Callable[[], FromPreparer]) -> NoReturn:
+    """Reply once, and exit. Killed by its executor if it takes too long or fills the disk."""
+    folders.show(writable=[folder])
+    folders.close()
+    os.nice(_NICENESS)
+    sock.sendall(encode_frame(prepare()))
+    os._exit(ExitCode.DONE)
 
 
 def _enter(sock: socket.socket, order: EnterEnvironment, folders: WorkerFolders, unread: bytes) -> NoReturn:

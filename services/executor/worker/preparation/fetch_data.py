@@ -4,34 +4,20 @@ may name anything, and credentials are the job's own.
 
 import errno
 import os
-import socket
 import sys
 import traceback
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.worker_protocol.forking import RESULT, FetchData, FromPreparer, NotPrepared, Prepared
-from elasticflow.shared.messages.worker_protocol.frames import encode_frame
-from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 from elasticflow.shared.runtime.remote_folder import credential_secrets, lacks_credentials
 
-_NICENESS = 10  # workers come first
 _MAX_TEXT = 8_000  # characters of an error
 
 
-def fetch_data(sock: socket.socket, order: FetchData, folders: WorkerFolders) -> NoReturn:
-    """Reply once, and exit. Killed by its executor if it takes too long or fills the disk."""
-    folders.show(writable=[order.folder])
-    folders.close()
-    os.nice(_NICENESS)
+def fetch_data(order: FetchData) -> FromPreparer:
     os.environ.update(order.environment)
-    sock.sendall(encode_frame(_reply(order)))
-    os._exit(ExitCode.DONE)
-
-
-def _reply(order: FetchData) -> FromPreparer:
     try:
         fetch(order.uri, Path(order.folder) / RESULT)
     except Exception as error:  # libraries of many makers raise what they like

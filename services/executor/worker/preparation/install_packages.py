@@ -3,15 +3,14 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -23,9 +22,6 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     NotPrepared,
     Prepared,
 )
-from elasticflow.shared.messages.worker_protocol.frames import encode_frame
-from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
-from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 
 Versions = Mapping[str, str]  # by canonical name
 
@@ -193,38 +189,36 @@ def run_installer(command: Sequence[str], work: Path, variables: Mapping[str, st
 # A forked process that installs the packages of a job. It has the rights of a worker: packages run code of their own
 # while they are built.
 
-NICENESS = 10  # workers come first
-MAX_TEXT = 8_000  # characters of an error
+_MAX_TEXT = 8_000  # characters of an error
 
 
-def install_packages(sock: socket.socket, order: InstallPackages, folders: WorkerFolders) -> NoReturn:
-    """Reply once, and exit. Killed by its executor if it takes too long or fills the disk."""
-    folders.show(writable=[order.folder])
-    folders.close()
-    os.nice(NICENESS)
-    sock.sendall(encode_frame(_reply(order)))
-    os._exit(ExitCode.DONE)
-
-
-def _reply(order: InstallPackages) -> FromPreparer:
+def install_packages(order: InstallPackages) -> FromPreparer:
     target, work = Path(order.folder) / RESULT, Path(order.folder) / "work"
-    try:
+
+    def install_all() -> FromPreparer:
         for folder in (target, work):
             folder.mkdir()
         loaded = loaded_packages()
         if refused := refused_lines(order.requirements, loaded):
             return _refusal(refused)
         install(order.requirements, target, work, loaded)
-        if violated := violated_in(target, loaded):
-            return _refusal(violated)
-    except CannotInstall as error:
-        return NotPrepared(error=str(error)[-MAX_TEXT:])
-    except Exception as error:  # e.g. a report that this version cannot read
-        traceback.print_exc()
-        return NotPrepared(error=f"{type(error).__name__}: {error}"[:MAX_TEXT])
-    return Prepared()
+        violated = violated_in(target, loaded)
+        return _refusal(violated) if violated else Prepared()
+
+    return replied(install_all)
 
 
 def _refusal(problems: list[str]) -> NotPrepared:
     said = "; ".join(problems)
-    return NotPrepared(error=f"{said}; require a version that goes with it"[:MAX_TEXT])
+    return NotPrepared(error=f"{said}; require a version that goes with it"[:_MAX_TEXT])
+
+
+def replied(prepare: Callable[[], FromPreparer]) -> FromPreparer:
+    """What it returns, or why it failed."""
+    try:
+        return prepare()
+    except CannotInstall as error:
+        return NotPrepared(error=str(error)[-_MAX_TEXT:])
+    except Exception as error:  # e.g. a report, or metadata, that this version cannot read
+        traceback.print_exc()
+        return NotPrepared(error=f"{type(error).__name__}: {error}"[:_MAX_TEXT])

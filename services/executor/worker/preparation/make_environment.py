@@ -8,15 +8,12 @@ torch of the node, with its libraries for GPUs, is linked into the environment w
 import os
 import platform
 import shutil
-import socket
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
 from zipfile import ZipFile
 
 from packaging.requirements import Requirement
@@ -24,12 +21,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from elasticflow.services.executor.worker.preparation.install_packages import (
-    MAX_TEXT,
-    NICENESS,
     QUIET,
     CannotInstall,
     is_violated,
     parsed_line,
+    replied,
     required_by,
     run_installer,
     written,
@@ -40,17 +36,13 @@ from elasticflow.shared.messages.worker_protocol.forking import (
     RESULT,
     FromPreparer,
     MakeEnvironment,
-    NotPrepared,
     Prepared,
 )
-from elasticflow.shared.messages.worker_protocol.frames import encode_frame
-from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode
 from elasticflow.shared.runtime.process.environment_python import (
     interpreter_of,
     variables_in,
     virtual_environment_of,
 )
-from elasticflow.shared.runtime.process.isolation.isolated_process import WorkerFolders
 from elasticflow.shared.runtime.process.run_module import module_command
 
 # All that a worker imports, in the versions of pyproject.toml. It is the same in each environment.
@@ -63,29 +55,18 @@ _LARGEST_SCRIPT = 1 << 20  # bytes; entry points are far smaller
 _WORKER = "elasticflow.services.executor.worker"
 
 
-def make_environment(sock: socket.socket, order: MakeEnvironment, folders: WorkerFolders) -> NoReturn:
-    """Reply once, and exit. Killed by its executor if it takes too long or fills the disk."""
-    folders.show(writable=[order.folder])
-    folders.close()
-    os.nice(NICENESS)
-    sock.sendall(encode_frame(_reply(order)))
-    os._exit(ExitCode.DONE)
-
-
-def _reply(order: MakeEnvironment) -> FromPreparer:
+def make_environment(order: MakeEnvironment) -> FromPreparer:
     result, work = Path(order.folder) / RESULT, Path(order.folder) / "work"
-    try:
+
+    def make_and_check() -> FromPreparer:
         work.mkdir()
         maker = EnvironmentMaker(result, work)
         maker.make(order.environment)
         maker.check_worker()
         move_references(result, Path(order.place))
-    except CannotInstall as error:
-        return NotPrepared(error=str(error)[-MAX_TEXT:])
-    except Exception as error:  # e.g. metadata that this version cannot read
-        traceback.print_exc()
-        return NotPrepared(error=f"{type(error).__name__}: {error}"[:MAX_TEXT])
-    return Prepared()
+        return Prepared()
+
+    return replied(make_and_check)
 
 
 # --- what the worker needs -----------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_a_file_is_copied_under_its_name(tmp_path: Path) -> None:
 
 
 def reply(uri: str, folder: Path) -> FromPreparer:
-    return fetch_data._reply(FetchData(folder=str(folder), uri=uri, environment={}))
+    return fetch_data.fetch_data(FetchData(folder=str(folder), uri=uri, environment={}))
 
 
 def test_what_cannot_be_fetched_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_secret_in_an_error_is_not_shown_even_in_part(
         raise ValueError("x" * 7_950 + value)
 
     monkeypatch.setattr(fetch_data, "fetch", failing)
-    answer = fetch_data._reply(FetchData(folder=str(tmp_path), uri="s3://b", environment={"KEY": value}))
+    answer = fetch_data.fetch_data(FetchData(folder=str(tmp_path), uri="s3://b", environment={"KEY": value}))
     assert isinstance(answer, NotPrepared)
     assert "hidden" not in answer.error + capsys.readouterr().err
 
