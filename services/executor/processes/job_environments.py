@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import sys
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticflow.services.executor.processes.fork_server_client import ForkedProcess, ForkServerClient, fork_process
-from elasticflow.services.executor.processes.prepared_folders import MAX_INSTALLED_BYTES, Preparation, PreparedFolders
+from elasticflow.services.executor.processes.prepared_folders import Installations, PreparedFolders
 from elasticflow.shared.extras import DISTRIBUTION
 from elasticflow.shared.messages.job_environment import OwnEnvironment
 from elasticflow.shared.messages.worker_protocol.forking import MakeEnvironment
@@ -54,30 +53,25 @@ def environment_digest(environment: OwnEnvironment) -> str:
 
 
 class JobEnvironments:
-    """Folders environments/<tenant>/<digest> in data_dir. Tenants do not share them, as `InstalledPackages`."""
+    """Folders environments/<tenant>/<digest> in data_dir."""
 
     def __init__(self, data_dir: Path, folders: PreparedFolders) -> None:
-        self._root = data_dir.resolve() / "environments"
-        self._folders = folders
-        self._one_at_a_time = defaultdict[str, asyncio.Lock](asyncio.Lock)  # of each tenant
+        self._installations = Installations(data_dir.resolve() / "environments", folders)
 
     async def folder(self, tenant: str, environment: OwnEnvironment | None, *, within_s: float) -> str:
-        """The folder with this environment; "" without one. Raises as `PreparedFolders.prepare`."""
+        """The folder with this environment; "" without one. Raises as `Installations.prepared`."""
         if environment is None:
             return ""
-        folder = self._root / tenant / environment_digest(environment)
+        folder = self._installations.place(tenant, environment_digest(environment))
         await asyncio.to_thread(_delete_if_broken, folder)
-        making = Preparation(
-            folder=folder,
+        return await self._installations.prepared(
+            tenant,
+            folder,
+            lambda unfinished: MakeEnvironment(folder=unfinished, place=str(folder), environment=environment),
             what="its environment",
-            order=lambda unfinished: MakeEnvironment(folder=unfinished, place=str(folder), environment=environment),
-            max_bytes=MAX_INSTALLED_BYTES,
             advice="require less",
-            key=folder,
+            within_s=within_s,
         )
-        await self._folders.prepare(making, within_s=within_s, turns=self._one_at_a_time[tenant])
-        await asyncio.to_thread(os.utime, folder)  # in use, so it is not deleted as old
-        return str(folder)
 
 
 def _delete_if_broken(folder: Path) -> None:

@@ -266,33 +266,49 @@ def packages_digest(requirements: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps([requirements, _python()]).encode()).hexdigest()
 
 
-class InstalledPackages:
-    """Folders packages/<tenant>/<digest> in data_dir. Tenants do not share them: packages run code of their authors."""
+class Installations:
+    """Folders <root>/<tenant>/<digest>, made by installers, one at a time for each tenant. Tenants do not share them:
+    packages run code of their authors."""
 
-    def __init__(self, data_dir: Path, folders: PreparedFolders) -> None:
-        self._root = data_dir.resolve() / "packages"
-        self._folders = folders
+    def __init__(self, root: Path, folders: PreparedFolders) -> None:
+        self._root, self._folders = root, folders
         self._one_at_a_time = defaultdict[str, asyncio.Lock](asyncio.Lock)  # of each tenant
 
-    async def folder(self, tenant: str, requirements: Sequence[str], *, within_s: float) -> str:
-        """The folder with these packages; "" without requirements. Raises as `PreparedFolders.prepare`.
+    def place(self, tenant: str, digest: str) -> Path:
+        return self._root / tenant / digest
 
-        within_s: with the wait for the tenant's others.
-        """
-        if not requirements:
-            return ""
-        folder = self._root / tenant / await asyncio.to_thread(packages_digest, requirements)
+    async def prepared(
+        self, tenant: str, folder: Path, order: Callable[[str], ToPreparer], *, what: str, advice: str, within_s: float
+    ) -> str:
+        """The folder, with what the order makes. Raises as `PreparedFolders.prepare`. within_s: with the wait for the
+        tenant's others."""
         installation = Preparation(
-            folder=folder,
-            what="the installation of its requirements",
-            order=lambda unfinished: InstallPackages(folder=unfinished, requirements=tuple(requirements)),
-            max_bytes=MAX_INSTALLED_BYTES,
-            advice="require less, install some of them on the nodes",
-            key=folder,
+            folder=folder, what=what, order=order, max_bytes=MAX_INSTALLED_BYTES, advice=advice, key=folder
         )
         await self._folders.prepare(installation, within_s=within_s, turns=self._one_at_a_time[tenant])
         await asyncio.to_thread(os.utime, folder)  # in use, so it is not deleted as old
         return str(folder)
+
+
+class InstalledPackages:
+    """Folders packages/<tenant>/<digest> in data_dir."""
+
+    def __init__(self, data_dir: Path, folders: PreparedFolders) -> None:
+        self._installations = Installations(data_dir.resolve() / "packages", folders)
+
+    async def folder(self, tenant: str, requirements: Sequence[str], *, within_s: float) -> str:
+        """The folder with these packages; "" without requirements. Raises as `Installations.prepared`."""
+        if not requirements:
+            return ""
+        digest = await asyncio.to_thread(packages_digest, requirements)
+        return await self._installations.prepared(
+            tenant,
+            self._installations.place(tenant, digest),
+            lambda unfinished: InstallPackages(folder=unfinished, requirements=tuple(requirements)),
+            what="the installation of its requirements",
+            advice="require less, install some of them on the nodes",
+            within_s=within_s,
+        )
 
 
 # --- folder owners -------------------------------------------------------------------------------------
