@@ -127,10 +127,12 @@ class Trainer(TrainingSteps):
     def evaluate(self) -> None:
         """All workers get the same metrics, so that all meet a condition at the same step."""
         self.settle()
-        before = self._marks()
+        # rank 0 alone runs the user's code, unless all evaluate parts; a worker that is alone shares nothing
+        is_shared = self.is_rank_0 and self.members.group is not None and not self.function.evaluates_in_parts
+        before = self._marks() if is_shared else None
         self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
-        if not self.function.evaluates_in_parts:  # rank 0 alone has run the user's code
-            self._share_what_it_changed(before)
+        if not self.function.evaluates_in_parts:
+            self._share_what_it_changed(has_changed=is_shared and self._marks() != before)
         self.cpu_throttle.sleep_off_excess()
         self._is_evaluated = True
 
@@ -142,11 +144,14 @@ class Trainer(TrainingSteps):
         settings = repr(optimizer_settings(self.optimizer))
         return structure, of_optimizer, settings, [(each.data_ptr(), each._version) for each in every]
 
-    def _share_what_it_changed(self, before: tuple[Any, ...]) -> None:
-        """A collective: rank 0's evaluation may restore the best weights, or step a schedule; then all have them."""
+    def _share_what_it_changed(self, *, has_changed: bool) -> None:
+        """A collective: rank 0's evaluation may restore the best weights, or step a schedule; then all have them.
+
+        has_changed: more than plain state, on rank 0.
+        """
         group = self.members.group
         plain, has_changed, is_over = self.members.from_rank_0(
-            (self.additional.changed_plain(), self._marks() != before, self.function.is_over)
+            (self.additional.changed_plain(), has_changed, self.function.is_over)
         )
         self.additional.set_plain(plain)
         self.is_over |= is_over

@@ -325,7 +325,6 @@ class TrainingSteps(JobState):
                 f"batch, so the result depends on the number of parts, here {num_parts}: take the mean of "
                 f"reduction='none' times the weight of each label, and {instead}"
             )
-
         if summed:
             self.telemetry.warn(
                 f"{' and '.join(summed)} adds up (reduction='sum') the samples of one part of the batch, of which a "
