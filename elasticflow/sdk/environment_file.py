@@ -12,6 +12,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from elasticflow.errors import InvalidJob
 from elasticflow.sdk.requirements import line_problem, read_requirements
+from elasticflow.shared.messages.limits import PYTHON_PATTERN
 from elasticflow.shared.messages.syntax_problems import parsed_toml
 
 LOCK = "uv.lock"
@@ -19,7 +20,6 @@ _LOCK_VERSION = 1  # of its format
 _DEFAULT_INDEX = "https://pypi.org/simple"
 _OURS = "elasticflow-training"  # each node brings its own
 _PYTHONS = tuple(f"3.{minor}.{patch}" for minor in (11, 12, 13) for patch in (0, 99))  # between which a job may choose
-_PYTHON = re.compile(r"3\.1[1-3](\.\d{1,2})?")
 
 
 class EnvironmentFile(NamedTuple):
@@ -44,7 +44,7 @@ def read_environment(file: str | Path) -> EnvironmentFile:
 
 def check_python(python: str, requires_python: str, file: str) -> None:
     """Raises InvalidJob if an environment cannot have this Python. python: "" for that of the nodes."""
-    if python and not _PYTHON.fullmatch(python):
+    if not re.fullmatch(PYTHON_PATTERN, python):
         raise InvalidJob(f"python: {python} is none that nodes can have; ask for 3.11, 3.12 or 3.13")
     try:
         wanted = SpecifierSet(requires_python)

@@ -18,7 +18,7 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     promised_deadline_s,
     unmeasured_types,
 )
-from elasticflow.shared.state.fold.profiles import num_virtual_nodes, virtual_nodes_of_profile
+from elasticflow.shared.state.fold.profiles import known_virtual_nodes, num_virtual_nodes
 from elasticflow.shared.state.gpu_types import (
     accepted_types,
     large_enough_types,
@@ -108,7 +108,7 @@ def no_such_job(pool: PoolState, tenant: str, job_id: str) -> str:
 
 def _measured_virtual_nodes(state: PoolState, spec: JobSpec) -> int:
     """0 if they are unknown, of the code, or the default."""
-    known = None if spec.entry == TORCHRUN else virtual_nodes_of_profile(state, spec.measured_key)
+    known = known_virtual_nodes(state, spec)
     return known.count if known is not None and known.source == "measured" else 0
 
 

@@ -47,7 +47,7 @@ _PART = rf"([^./\\{HIDDEN}]|\.[^./\\{HIDDEN}]|\.\.[^/\\{HIDDEN}])[^/\\{HIDDEN}]*
 FILE_PATH_PATTERN = rf"^{_PART}(/{_PART})*$"
 # as in entry points; or a script's file, whatever its name
 _FUNCTION_PATTERN = rf"^([^\W\d][\w.]*:[^\W\d]\w*|{_PART}\.py:__(main|torchrun)__)$"
-_PYTHON_PATTERN = r"^(3\.1[1-3](\.\d{1,2})?)?$"
+PYTHON_PATTERN = r"^(3\.1[1-3](\.\d{1,2})?)?$"
 _FOLDER_PATTERN = rf"^({_PART}(/{_PART})*)?$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 URI_PATTERN = rf"^[A-Za-z][A-Za-z0-9+.-]*://[^{HIDDEN}]+$"
@@ -66,7 +66,7 @@ PATTERNS_IN_WORDS = {
     _IDENTITY_PATTERN: "must be the 16 hexadecimal digits of a job's identity",
     _MAYBE_IDENTITY_PATTERN: "must be the 16 hexadecimal digits of a job's identity",
     _FUNCTION_PATTERN: "must be like package.module:Class",
-    _PYTHON_PATTERN: "must be 3.11, 3.12 or 3.13, or such a version with a third number",
+    PYTHON_PATTERN: "must be 3.11, 3.12 or 3.13, or such a version with a third number",
     _FOLDER_PATTERN: "must be a folder like src/jobs, below another one",
     _VARIABLE_PATTERN: "must be a name of letters, digits and _",
     URI_PATTERN: "must be a URI like s3://bucket/folder or file:///data/set",
@@ -101,7 +101,7 @@ DataUri = Annotated[str, StringConstraints(max_length=MAX_URI_LENGTH, pattern=UR
 VariableValue = Annotated[str, StringConstraints(max_length=16 * 1024, pattern=_VALUE_PATTERN)]
 SealedText = Annotated[str, StringConstraints(max_length=32 * 1024, pattern=_BASE64_PATTERN)]
 SealingKey = Annotated[str, StringConstraints(max_length=44, pattern=_BASE64_PATTERN)]  # "": none
-PythonVersion = Annotated[str, StringConstraints(pattern=_PYTHON_PATTERN)]  # "": that of each node
+PythonVersion = Annotated[str, StringConstraints(pattern=PYTHON_PATTERN)]  # "": that of each node
 RequirementLine = Annotated[str, StringConstraints(min_length=1, max_length=2_000, pattern=_LINE_PATTERN)]
 Folder = Annotated[str, StringConstraints(max_length=300, pattern=_FOLDER_PATTERN)]  # "": the one that holds it
 

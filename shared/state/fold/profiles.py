@@ -173,9 +173,14 @@ def may_measure_virtual_nodes(state: PoolState, measured_key: str) -> bool:
     return not any(curve.iterations_per_s for curve in _on_all_types(state, measured_key))
 
 
+def known_virtual_nodes(state: PoolState, spec: JobSpec) -> VirtualNodeCount | None:
+    """Those of a new job whose code leaves them open; None: the default of its batch, or none in a torchrun script."""
+    return None if spec.entry == TORCHRUN else virtual_nodes_of_profile(state, spec.measured_key)
+
+
 def num_virtual_nodes(state: PoolState, spec: JobSpec) -> int:
     """Virtual nodes of a new job whose code leaves them open; 0: the default of its batch."""
-    known = None if spec.entry == TORCHRUN else virtual_nodes_of_profile(state, spec.measured_key)
+    known = known_virtual_nodes(state, spec)
     return 0 if known is None else known.count
 
 
