@@ -1,14 +1,17 @@
 """Whole projects as their authors write them: NAME [virtual nodes]. They print what their authors see at the end.
 
 Run by workers, and outside a job. While a file `slow_down` exists, each pass takes a while, so that no job ends during
-the changes of a test.
+the changes of a test. A file `die` ends one worker of `module` in the last step of an epoch.
 """
 
 import copy
 import json
+import os
+import signal
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +207,10 @@ def module() -> None:
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             self.indices.append(batch_idx)
+            if batch_idx == NUM_SAMPLES // BATCH_SIZE - 1:
+                with suppress(FileNotFoundError):
+                    Path("die").rename("dead")
+                    os.kill(os.getpid(), signal.SIGKILL)
             loss = self.net(**batch)["loss"] * self.scale
             self.log("loss", loss)
             return loss

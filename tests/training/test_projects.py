@@ -12,12 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Warned
+from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Interrupted, Progressed, Warned
 from testbed.user_code import projects
 from testbed.user_code.projects import BATCH_SIZE, LAST
 from testbed.worker_nodes import Node
 from tests.support.rings import few_daily
-from tests.support.trained_jobs import LAST_GENERATION, end_of, files_of, script, train, train_disturbed
+from tests.support.trained_jobs import (
+    LAST_GENERATION,
+    all_switched,
+    end_of,
+    files_of,
+    script,
+    slow_down_script,
+    train,
+    train_disturbed,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -64,6 +73,25 @@ async def test_a_project_learns_and_shows_the_same_through_resizes_a_crash_and_a
     of_timers = {"loop.end", "loop.timed", "loop.took", "loop.epoch_began"}  # which no two workers measure alike
     named = {name for warned in workers.all_of(Warned) for name in re.findall(r"__main__:([\w.]+)", warned.warning)}
     assert named <= (of_timers if name == "loop" else set())
+
+
+async def test_what_an_interrupted_step_validates_decides_nothing(node, spec_of):
+    """A survivor ends the last pass of an epoch with gradients of its own, and validates a model that no step made."""
+    pytest.importorskip("pytorch_lightning")
+    job_id, disturbed = node.new_job_id(), node.new_job_id()
+    await train(node, project(spec_of, "module"), job_id=job_id)
+    slow_down = slow_down_script(node, disturbed)
+    workers = await node.launch(project(spec_of, "module"), job_id=disturbed, num_workers=2)
+    await workers.first(Progressed)
+    (files_of(node, disturbed) / "die").touch()
+    await workers.first(Interrupted)
+    (survivor,) = (rank for rank, event in workers.events if isinstance(event, Interrupted))
+    workers = await node.switch_generation(workers, [survivor], lost=[1 - survivor])
+    await all_switched(workers, [survivor])
+    slow_down.unlink()
+    await end_of(node, workers)
+    mine = logs_of(node, disturbed, 1, 2)
+    assert seen_in(mine) == seen_in(node.log_of(job_id))
 
 
 @pytest.mark.parametrize("name", few_daily(PROJECTS, 1))

@@ -46,7 +46,8 @@ _NO_CLUSTER = 10074
 _PURGE_DENIED = 10110
 _FULL = (10002, 10023, 10047, 10077)  # the account, resources, reserved by others, the stream's own bounds or the disk
 _CONSUMER_GONE = 10149  # it was deleted while the server was making it again
-_NO_CONSUMER_STORE = (10012, "creating store for consumer")  # one with its name is being deleted
+_NO_CONSUMER = 10012  # whatever the reason: a setting, or the files of one with its name that is being deleted
+_BEING_DELETED = ("creating store for consumer", "no such file or directory", "directory not empty")
 _NO_PEERS = 10005  # no server of the cluster has the space, or too few are known yet
 _IN_PROCESS = 10158  # a message with the same id is on its way through the cluster
 
@@ -101,7 +102,9 @@ def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowErro
         return UnknownStream(subject)
     if _is_full(error):
         return StorageFull(subject, reason)
-    is_being_deleted = number == _CONSUMER_GONE or (number == _NO_CONSUMER_STORE[0] and _NO_CONSUMER_STORE[1] in reason)
+    is_being_deleted = number == _CONSUMER_GONE or (
+        number == _NO_CONSUMER and any(part in reason for part in _BEING_DELETED)
+    )
     if error.get("code") == 503 or number == _NO_PEERS or is_being_deleted:
         return Unavailable(url, reason)
     return BusRejected(subject, number, reason)

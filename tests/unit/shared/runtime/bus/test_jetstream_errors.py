@@ -17,6 +17,7 @@ NO_SPACE = "no suitable peers for placement, insufficient storage"
         (10005, "no suitable peers for placement, peer offline", Unavailable),
         (10005, NO_SPACE, StorageFull),
         (10012, "error creating store for consumer", Unavailable),
+        (10012, "rename /d/obs/admission/o.dat.tmp /d/obs/admission/o.dat: no such file or directory", Unavailable),
         (10012, "deliver policy can not be updated", BusRejected),
         (10047, "insufficient storage resources available", StorageFull),
         (10025, "bad request", BusRejected),
