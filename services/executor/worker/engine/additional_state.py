@@ -75,7 +75,7 @@ class AdditionalState:
         self._differing.update(
             name
             for name in one.keys() | other.keys()
-            if name not in one or name not in other or one[name] != other[name]
+            if name not in one or name not in other or not _is_same(one[name], other[name])
         )
 
     def plain(self) -> Mapping[str, Plain]:
@@ -155,6 +155,11 @@ class AdditionalState:
         return structure == snapshot.structure and all(
             kept.is_current(tensor) for kept, tensor in zip(snapshot.tensors, tensors, strict=True)
         )
+
+
+def _is_same(one: Plain, other: Plain) -> bool:
+    """A NaN is the same as another: a script that has not measured anything yet says so in each part."""
+    return one is other or one == other or (one != one and other != other)
 
 
 @dataclass(frozen=True, slots=True)

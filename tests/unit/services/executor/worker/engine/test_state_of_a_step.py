@@ -383,7 +383,7 @@ def test_what_depends_on_the_part_of_the_batch_is_named_once(run: Callable[..., 
     calls = iter(range(1000))
 
     def note(job: Job) -> None:
-        job.last, job.temperature = next(calls), 2.0
+        job.last, job.temperature, job.best = next(calls), 2.0, float("nan")
 
     job = Job(step=note)
     additional = AdditionalState({}, job.optimizer, plain_state_of(job, ()))
