@@ -126,7 +126,7 @@ _LEDGER = (
         file="shared/runtime/service/leader_lease.py",
         old="self._until_s = asked_at_s + ttl_s",
         new="self._until_s = self._clock.now_s() + ttl_s",
-        tests=("tests/unit/shared/runtime/bus/test_memory_bus.py",),
+        tests=("tests/unit/simulator/pipeline/test_memory_bus.py",),
         loses="two replicas lead at once after a slow answer",
     ),
     Mutation(

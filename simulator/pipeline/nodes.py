@@ -36,13 +36,13 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     WriteCheckpoint,
 )
 from elasticflow.shared.runtime.bus.contract import Bus, Message
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import (
     PoolSetting,
     ReplicaSpecification,
