@@ -745,8 +745,8 @@ _SIMULATOR = (
     Mutation(
         name="a clock that goes backwards",
         file="simulator/engine/virtual_time.py",
-        old="(max(at_s, self.now_s), self._tickets, callback)",
-        new="(at_s, self._tickets, callback)",
+        old="(max(at_s, self.now_s), rank, self._tickets, callback)",
+        new="(at_s, rank, self._tickets, callback)",
         tests=("tests/unit/simulator/engine/test_event_queue.py",),
         loses="simulated completion times before their submissions",
     ),
