@@ -22,7 +22,7 @@ from elasticflow.simulator.command_inputs import (
     reporting_errors,
     workload_of,
 )
-from elasticflow.simulator.padding.command import loads
+from elasticflow.simulator.padding.commands import loads
 from elasticflow.simulator.report.compare_command import compare
 from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY, PUBLISHED_SLOWDOWN

@@ -744,10 +744,10 @@ _TRAINING = (
 _SIMULATOR = (
     Mutation(
         name="a clock that goes backwards",
-        file="simulator/engine/virtual_time.py",
+        file="simulator/virtual_time.py",
         old="(max(at_s, self.now_s), rank, self._tickets, callback)",
         new="(at_s, rank, self._tickets, callback)",
-        tests=("tests/unit/simulator/engine/test_event_queue.py",),
+        tests=("tests/unit/simulator/test_event_queue.py",),
         loses="simulated completion times before their submissions",
     ),
     Mutation(

@@ -28,9 +28,9 @@ from elasticflow.shared.scheduling.padding.hand_out import (
     after_opening,
     hand_out,
 )
-from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.padding.loads import PaddingLoad
-from elasticflow.simulator.padding.windows import IdleWindow
+from elasticflow.simulator.padding.windows_and_loads import IdleWindow
+from elasticflow.simulator.virtual_time import Engine
 
 # --- fairness ------------------------------------------------------------------------------------------
 # Jain's fairness index of each minute, among the tenants that had waiting tasks during the whole minute.

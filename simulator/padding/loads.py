@@ -13,7 +13,7 @@ from typing import Any
 from elasticflow.shared.messages.limits import MAX_TIME_S
 from elasticflow.shared.messages.syntax_problems import parsed_toml
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, whole_tasks
-from elasticflow.simulator.padding.windows import IdleWindow, require_columns
+from elasticflow.simulator.padding.windows_and_loads import IdleWindow, require_columns
 from elasticflow.simulator.workload.csv_table import BadInput, BadRow, Row, bad_input, columns_of, read_lines, rows_of
 
 REQUIRED = ("load_id", "tenant", "tasks", "task_s")

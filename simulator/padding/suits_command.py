@@ -12,7 +12,7 @@ import typer
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, highest_useful_share, useful_share
 from elasticflow.shared.scheduling.padding.task_length import best_task_s_by_quantiles
 from elasticflow.simulator.command_inputs import reporting_errors
-from elasticflow.simulator.padding.windows import read_windows
+from elasticflow.simulator.padding.windows_and_loads import read_windows
 from elasticflow.times import duration_in_words
 
 NEGATIVE = 1  # exit code: it does not pay

@@ -21,7 +21,6 @@ from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.invariants import Acknowledged, ClockSetting
 from elasticflow.simulator.pipeline.memory_link import LinkFaults as BusFaults
 from elasticflow.simulator.pipeline.nodes import Environment, Machine, MonitorTasks, VirtualNode
@@ -34,6 +33,7 @@ from elasticflow.simulator.pipeline.simulated_process import (
 )
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, Entry, folded, read_entries
+from elasticflow.simulator.virtual_time import VirtualTimeLoop
 
 # --- faults --------------------------------------------------------------------------------------------
 # What goes wrong in a simulated pool, and how often. Every draw is from one seeded generator.

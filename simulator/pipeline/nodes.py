@@ -41,7 +41,6 @@ from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
-from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import (
     PoolSetting,
@@ -52,6 +51,7 @@ from elasticflow.simulator.pipeline.simulated_process import (
 )
 from elasticflow.simulator.pipeline.virtual_runs import Runs
 from elasticflow.simulator.pipeline.virtual_workers import Processes, RunKey, TimingModel, TrueSpeeds, VirtualProcess
+from elasticflow.simulator.virtual_time import VirtualTimeLoop
 
 # --- environment ---------------------------------------------------------------------------------------
 # What executors act on: the worker processes of their nodes. The ledger receives only what executors report.

@@ -21,7 +21,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.allocation.allocation import IdleCause, idle_gpus
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.state.pool import CARRIES_A_JOB, PoolState
-from elasticflow.simulator.padding.windows import IdleWindow
+from elasticflow.simulator.padding.windows_and_loads import IdleWindow
 from elasticflow.simulator.trace.cluster_state import Occupancy, Outage
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 

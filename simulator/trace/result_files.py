@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from elasticflow.simulator.padding.windows import write_windows
+from elasticflow.simulator.padding.windows_and_loads import write_windows
 from elasticflow.simulator.trace.result import Fate, Result
 from elasticflow.times import duration_in_words
 

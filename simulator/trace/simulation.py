@@ -14,8 +14,7 @@ from elasticflow.shared.messages.events import PlacedJob, PlacementDecided, Plan
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState, profiling_jobs
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.engine.policy_driver import NEVER_S, PolicyDriver
-from elasticflow.simulator.engine.virtual_time import Engine
+from elasticflow.simulator.policy_driver import NEVER_S, PolicyDriver
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import NO_SPEEDS, ClusterState, Training, TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import (
@@ -30,6 +29,7 @@ from elasticflow.simulator.trace.failures_and_speed_noise import (
 from elasticflow.simulator.trace.result import IdleTimeMeter, JobLog, Result
 from elasticflow.simulator.trace.simulated_events import MonitorReports
 from elasticflow.simulator.trace.simulated_pool import OUR_POOL, SimulatedPool, single_gpu_profiles, submission
+from elasticflow.simulator.virtual_time import Engine
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- simulated nodes -----------------------------------------------------------------------------------

@@ -21,15 +21,15 @@ from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, Scaling
 from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.engine.policy_driver import PolicyDriver
-from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
 from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
+from elasticflow.simulator.policy_driver import PolicyDriver
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, read_entries
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 from tests.support.service_contexts import service_context
 

@@ -26,10 +26,10 @@ from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import UserReplies, planner
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.memory_link import DelayedLink
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
+from elasticflow.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from testbed.histories import NOW_S, spec
 from tests.support.one_pool import PLAN, POOL, Fault, FaultyBus, OnePool, Store
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from elasticflow.simulator.command_inputs import reporting_errors
 from elasticflow.simulator.padding.load_simulation import simulate_loads
 from elasticflow.simulator.padding.loads import read_loads, require_long_windows
-from elasticflow.simulator.padding.windows import read_windows
+from elasticflow.simulator.padding.windows_and_loads import read_windows
 
 # of the table of loads, short enough for a terminal of 80 columns
 HEADINGS = {

@@ -8,7 +8,7 @@ from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time import Engine
+from elasticflow.simulator.virtual_time import Engine
 
 NEVER_S = float("inf")
 

@@ -1,6 +1,6 @@
 """Virtual time of the trace-driven simulation."""
 
-from elasticflow.simulator.engine.virtual_time import Engine
+from elasticflow.simulator.virtual_time import Engine
 
 
 def test_time_never_goes_backwards() -> None:
