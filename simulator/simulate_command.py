@@ -28,7 +28,7 @@ from elasticflow.simulator.timing.overhead import CHOICES as OVERHEADS
 from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY, PUBLISHED_SLOWDOWN
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import require_matplotlib, write_plots
-from elasticflow.simulator.trace.result_files import result_table, write_tables
+from elasticflow.simulator.trace.result import result_table, write_tables
 from elasticflow.simulator.trace.simulated_run import (
     BEST_EFFORT_RULES,
     BY_TYPE,

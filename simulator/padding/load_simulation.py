@@ -28,8 +28,7 @@ from elasticflow.shared.scheduling.padding.hand_out import (
     after_opening,
     hand_out,
 )
-from elasticflow.simulator.padding.loads import PaddingLoad
-from elasticflow.simulator.padding.windows_and_loads import IdleWindow
+from elasticflow.simulator.padding.windows_and_loads import IdleWindow, PaddingLoad
 from elasticflow.simulator.virtual_time import Engine
 
 # --- fairness ------------------------------------------------------------------------------------------

@@ -24,12 +24,11 @@ from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
 from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
-from elasticflow.simulator.policy_driver import PolicyDriver
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, read_entries
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.simulation import Simulation
-from elasticflow.simulator.virtual_time import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.virtual_time import PolicyDriver, VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 from tests.support.service_contexts import service_context
 
