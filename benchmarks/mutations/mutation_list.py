@@ -115,7 +115,7 @@ _LEDGER = (
     ),
     Mutation(
         name="a clock that is behind counts as right",
-        file="shared/runtime/service/clock_check.py",
+        file="shared/runtime/service/decision_problems.py",
         old="return abs(self.offset_s) > max(slack_s, LEAST_SLACK_S)",
         new="return self.offset_s > max(slack_s, LEAST_SLACK_S)",
         tests=(f"{_SERVICE}/test_host.py",),

@@ -14,7 +14,7 @@ from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pending
-from elasticflow.shared.runtime.service.decider import MAX_COMMANDS
+from elasticflow.shared.runtime.service.host import MAX_COMMANDS
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.pipeline.memory_bus import MemoryBus

@@ -17,7 +17,7 @@ from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.streams import snapshot_bucket, submit_stream
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
+from elasticflow.shared.runtime.service.decision_problems import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
