@@ -24,7 +24,7 @@ class _Commands(TyperGroup):
     modules: ClassVar = {
         "replay": "elasticflow.simulator.replay.command",
         "simulate": "elasticflow.simulator.simulate_command",
-        "suits": "elasticflow.simulator.padding.suits_command",
+        "suits": "elasticflow.simulator.padding.commands",
     }
 
     def list_commands(self, ctx: Any) -> list[str]:

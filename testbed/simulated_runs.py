@@ -12,7 +12,7 @@ from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S
-from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
+from elasticflow.shared.runtime.service.decision_problems import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.simulator.baselines.policy_catalogue import planners

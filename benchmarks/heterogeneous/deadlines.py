@@ -34,8 +34,8 @@ from elasticflow.shared.state.pool import PoolState, spec_of
 from elasticflow.simulator.baselines.policy_catalogue import OURS, planners
 from elasticflow.simulator.bound import feasible_alone, hindsight_schedule
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
-from elasticflow.simulator.trace.simulated_pool import submission
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
+from elasticflow.simulator.trace.simulation import submission
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs, read_throughputs
 from elasticflow.simulator.workload.trace import read_trace

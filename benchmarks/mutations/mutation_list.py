@@ -115,7 +115,7 @@ _LEDGER = (
     ),
     Mutation(
         name="a clock that is behind counts as right",
-        file="shared/runtime/service/clock_check.py",
+        file="shared/runtime/service/decision_problems.py",
         old="return abs(self.offset_s) > max(slack_s, LEAST_SLACK_S)",
         new="return self.offset_s > max(slack_s, LEAST_SLACK_S)",
         tests=(f"{_SERVICE}/test_host.py",),
@@ -126,7 +126,7 @@ _LEDGER = (
         file="shared/runtime/service/leader_lease.py",
         old="self._until_s = asked_at_s + ttl_s",
         new="self._until_s = self._clock.now_s() + ttl_s",
-        tests=("tests/unit/shared/runtime/bus/test_memory_bus.py",),
+        tests=("tests/unit/simulator/pipeline/test_memory_bus.py",),
         loses="two replicas lead at once after a slow answer",
     ),
     Mutation(
@@ -744,10 +744,10 @@ _TRAINING = (
 _SIMULATOR = (
     Mutation(
         name="a clock that goes backwards",
-        file="simulator/engine/virtual_time.py",
-        old="(max(at_s, self.now_s), self._tickets, callback)",
-        new="(at_s, self._tickets, callback)",
-        tests=("tests/unit/simulator/engine/test_event_queue.py",),
+        file="simulator/virtual_time.py",
+        old="(max(at_s, self.now_s), rank, self._tickets, callback)",
+        new="(at_s, rank, self._tickets, callback)",
+        tests=("tests/unit/simulator/test_event_queue.py",),
         loses="simulated completion times before their submissions",
     ),
     Mutation(

@@ -10,14 +10,14 @@ import numpy as np
 
 from elasticflow.shared.messages.commands import SubmitJob
 from elasticflow.shared.runtime.bus.contract import WorkItem
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.logs import get_log
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.command_queue import CommandQueue, Pending
-from elasticflow.shared.runtime.service.decider import MAX_COMMANDS
+from elasticflow.shared.runtime.service.host import MAX_COMMANDS
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.histories import submit
 
 NUM_WAITING = 500  # of the flood, always

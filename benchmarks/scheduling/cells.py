@@ -23,9 +23,8 @@ from elasticflow.shared.messages.commands import DeadlineQuoted, QuoteDeadline
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.simulated_pool import spec_of
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import Simulation, spec_of
 from elasticflow.simulator.workload.workload import TENANT, TraceJob, Workload
 
 ONE_POOL, BY_QUOTES, FULLEST, IN_TURN = "one pool", "cells, by quotes", "cells, fullest first", "cells, in turn"

@@ -30,7 +30,7 @@ from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.runtime.service.run_service import keep_what_is_loaded
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.scheduling.warm_up import warm_up
-from elasticflow.simulator.trace.simulated_pool import spec_of, submission
+from elasticflow.simulator.trace.simulation import spec_of, submission
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import TENANT
 

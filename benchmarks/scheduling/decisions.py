@@ -38,8 +38,8 @@ from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.trace.simulated_pool import spec_of, submission
 from elasticflow.simulator.trace.simulated_run import SimulatedRun, execute
+from elasticflow.simulator.trace.simulation import spec_of, submission
 from elasticflow.simulator.workload.generator import Arrivals, Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import TENANT, TraceJob

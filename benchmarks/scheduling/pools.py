@@ -39,10 +39,9 @@ from elasticflow.shared.state.pool import PoolState, spec_of
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import TrainingModel
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
-from elasticflow.simulator.trace.simulated_pool import spec_of as submitted_spec
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
+from elasticflow.simulator.trace.simulation import spec_of as submitted_spec
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import Throughputs
 from elasticflow.simulator.workload.workload import TENANT, ClusterShape, TraceJob

@@ -31,8 +31,7 @@ from elasticflow.simulator.timing.recorded_times import RecordedTimes, recorded_
 from elasticflow.simulator.timing.training_time import TrainingTime
 from elasticflow.simulator.trace.cluster_state import ClusterState, Training, TrainingModel
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.workload.workload import TraceJob
 
 

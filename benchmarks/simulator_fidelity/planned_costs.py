@@ -21,8 +21,7 @@ from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, SpeedNoise
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 
 CONFIDENCES = (None, 0.9, 0.99)  # of promises in pools whose jobs differ from their curves
 _FACTORS = (1, 10)  # of the reference cost

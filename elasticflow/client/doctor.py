@@ -29,8 +29,8 @@ from elasticflow.shared.runtime.process.isolation.machine_check import namespace
 from elasticflow.shared.runtime.process.isolation.system_calls import NO_FILTER, filter_problem
 from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.process.secret_sealing import FILE_NAME, VARIABLE, workers_secret_file
-from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.decision_problems import (
+    ClockCheck,
     chain_problem,
     clock_problem,
     plan_problem,

@@ -15,7 +15,7 @@ from elasticflow.errors import NotThere, did_you_mean
 from elasticflow.shared.errors import BadSettings, Reload
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.codec import READER_VERSION
-from elasticflow.shared.messages.events import NodeEndAnnounced, PlanDecided, PlanEvent, PoolConfigured
+from elasticflow.shared.messages.events import NodeEndAnnounced, PlanDecided, PoolConfigured
 from elasticflow.shared.messages.pool_config import GpuHourBudget, PoolConfig, TenantQuota
 from elasticflow.shared.messages.syntax_problems import parsed_json, parsed_toml
 from elasticflow.shared.messages.timeouts import FailureTimeouts
@@ -26,17 +26,14 @@ from elasticflow.shared.runtime.process.nats_access import NatsAccess
 from elasticflow.shared.runtime.service.ledger_encoding import decision_id
 
 
-async def append_decision(
-    bus: NatsBus, pool: str, event: PlanEvent, *, based_on: int, plan_end: int, now_s: float, sender: str
-) -> bool:
+async def append_decision(bus: NatsBus, pool: str, decision: PlanDecided, *, plan_end: int, sender: str) -> bool:
     """Whether it was appended; False if another decision won. plan_end: the last sequence of the plan before the state
     was read, on which the decision rests."""
-    decision = PlanDecided(service="operator", based_on=based_on, now_s=now_s, events=(event,))
     message_id = decision_id(decision, sender)
     try:
         await bus.append(
             subjects.plan(pool),
-            codec.encode(decision, id=message_id, recorded_at_s=now_s),
+            codec.encode(decision, id=message_id, recorded_at_s=decision.now_s),
             message_id=message_id,
             expected_last_subject_sequence=plan_end,
         )
@@ -155,9 +152,8 @@ async def _configured(
         raise BadSettings((f"skip_plan_up_to: must be at most {state.sequence}, the end of the ledger",))
     now_s = clock.now_s()
     configured = PoolConfigured(config=wanted, at_s=now_s)
-    has_won = await append_decision(
-        bus, pool, configured, based_on=state.sequence, plan_end=plan_end, now_s=now_s, sender="eflow-up"
-    )
+    decision = PlanDecided(service="operator", based_on=state.sequence, now_s=now_s, events=(configured,))
+    has_won = await append_decision(bus, pool, decision, plan_end=plan_end, sender="eflow-up")
     return wanted if has_won else None
 
 
@@ -199,7 +195,6 @@ async def _announced(
         until_s=now_s + state.config.leave_s if until_s == NOW else until_s,
         at_s=now_s,
     )
-    has_won = await append_decision(
-        bus, pool, announced, based_on=state.sequence, plan_end=plan_end, now_s=now_s, sender="eflow-drain"
-    )
+    decision = PlanDecided(service="operator", based_on=state.sequence, now_s=now_s, events=(announced,))
+    has_won = await append_decision(bus, pool, decision, plan_end=plan_end, sender="eflow-drain")
     return announced if has_won else None

@@ -10,14 +10,14 @@ from dataclasses import replace
 from elasticflow.shared.messages.commands import DeadlineQuoted
 from elasticflow.shared.messages.job_spec import JobClass, JobSpec
 
-_ANY_DEADLINE_S = 10 * 86_400.0
+ANY_DEADLINE_S = 10 * 86_400.0
 
 
 def as_promised(spec: JobSpec) -> JobSpec:
     """The same job as one that could be promised a deadline: so pools quote it. A quote ignores the deadline itself."""
     if spec.job_class is JobClass.SLO:
         return spec
-    return replace(spec, job_class=JobClass.SLO, deadline_s=None, deadline_in_s=_ANY_DEADLINE_S)
+    return replace(spec, job_class=JobClass.SLO, deadline_s=None, deadline_in_s=ANY_DEADLINE_S)
 
 
 def keeps_deadline(quoted: DeadlineQuoted, spec: JobSpec) -> bool:

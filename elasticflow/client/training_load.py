@@ -162,13 +162,12 @@ async def train_in_tasks(
     assignment: Assignment,
     code: Package | None,
     *,
-    name: str,
     options: TrainingOptions,
     on_progress: Callable[[TrainingProgress], None],
 ) -> TrainingProgress:
     """Train to the end, from the newest checkpoint in the assignment's folder. If cancelled, write a checkpoint first.
 
-    name: of the load. Raises LoadNotOpened, LoadWasCancelled, TaskError, TrainingRefused,
+    The load has the name of the assignment's job. Raises LoadNotOpened, LoadWasCancelled, TaskError, TrainingRefused,
     ManagerEnded, Undecided.
     """
     folder = Path(assignment.checkpoint_dir)
@@ -178,7 +177,7 @@ async def train_in_tasks(
         await client.cancel_load(left.read_text(), reason="its training was started again")  # or it has ended
     manager = await TrainingManager.start(assignment, folder / LOG_NAME)
     try:
-        training = _Training(client, manager, assignment, code, name, options, on_progress)
+        training = _Training(client, manager, assignment, code, options, on_progress)
         trained = await training.run()
     finally:
         await manager.stop()
@@ -193,12 +192,11 @@ class _Training:
         manager: TrainingManager,
         assignment: Assignment,
         code: Package | None,
-        name: str,
         options: TrainingOptions,
         on_progress: Callable[[TrainingProgress], None],
     ) -> None:
         self._client, self._manager, self._assignment = client, manager, assignment
-        self._code, self._name, self._options, self._on_progress = code, name, options, on_progress
+        self._code, self._options, self._on_progress = code, options, on_progress
         self._due: queue.SimpleQueue[GradientTask | None] = queue.SimpleQueue()
         self._is_ready: asyncio.Future[ManagerReady] = asyncio.get_running_loop().create_future()
 
@@ -255,8 +253,10 @@ class _Training:
     async def _execute(self, following: asyncio.Task[TrainingProgress]) -> None:
         """One load to the end of the training. Bundles of one task spread a step over all idle GPUs."""
         spec = self._load_spec(await self._is_ready)
-        (Path(self._assignment.checkpoint_dir) / _LOAD_NAME).write_text(self._name)
-        results = self._client.results_of(self._inputs(), spec, load_id=self._name, code=self._code, max_bundle_tasks=1)
+        (Path(self._assignment.checkpoint_dir) / _LOAD_NAME).write_text(self._assignment.job_id)
+        results = self._client.results_of(
+            self._inputs(), spec, load_id=self._assignment.job_id, code=self._code, max_bundle_tasks=1
+        )
         async with contextlib.aclosing(results):
             async for result in results:
                 if result.value is None and not await _has_finished(following):

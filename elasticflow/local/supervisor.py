@@ -52,11 +52,10 @@ class ChildProcess:
         argv: tuple[str, ...],
         environment: Mapping[str, str],
         log_file: Path,
-        metrics_port: int,
         report: Callable[[str], None],
         on_start: Callable[[], None],
     ) -> None:
-        self.name, self.log_file, self.metrics_port = name, log_file, metrics_port
+        self.name, self.log_file, self.metrics_port = name, log_file, free_port("127.0.0.1")
         self._argv, self._environment = argv, environment
         self._report, self._on_start = report, on_start
         self.num_failures = 0  # ends without a request
@@ -338,7 +337,6 @@ class Supervisor:
             argv=module_command(f"elasticflow.services.{process.service}"),
             environment=process.environment,
             log_file=self._plan.data_dir / "services" / f"{process.name}.log",
-            metrics_port=free_port("127.0.0.1"),
             report=self._report,
             on_start=self._write_run_file,
         )

@@ -341,7 +341,7 @@ class ElasticJob:
         file: uv.lock, requirements in the form of pip, or a pyproject.toml. python: "3.12"; by default that of each
         node. What is not given stays as it was set. Raises InvalidJob, naming what nodes cannot install.
         """
-        from elasticflow.sdk.environment_file import check_python, read_environment  # here: workers import this module
+        from elasticflow.sdk.requirements import check_python, read_environment  # here: workers import this module
 
         own = self.own_environment or OwnEnvironment()
         if file is not None:

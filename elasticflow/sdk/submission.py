@@ -13,13 +13,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from elasticflow.client.command_requests import Package
+from elasticflow.client.pool_choice import ANY_DEADLINE_S
 from elasticflow.errors import InputUnusable, did_you_mean
 from elasticflow.sdk.job import ElasticJob
 from elasticflow.sdk.packaging import PackagingFailed, package
 from elasticflow.sdk.script import Script, TorchrunScript
 from elasticflow.shared.messages.job_spec import SCRIPT, TORCHRUN, JobClass, JobSpec
-
-_ANY_DEADLINE_S = 10 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ def with_code(job: ElasticJob, code: Package | None) -> Submission:
 
 def quotable(job: ElasticJob) -> ElasticJob:
     """The same job with a deadline, which a specification needs and a quote ignores."""
-    return copy.copy(job).set_job_class("slo").set_deadline(within=_ANY_DEADLINE_S)
+    return copy.copy(job).set_job_class("slo").set_deadline(within=ANY_DEADLINE_S)
 
 
 def profilable(job: ElasticJob, code: Package | None) -> Submission:

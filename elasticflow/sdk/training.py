@@ -87,9 +87,7 @@ def train_submission(
         )
 
         async def trained(client: Client) -> TrainingProgress:
-            return await train_in_tasks(
-                client, assignment, ready.code, name=name, options=options, on_progress=on_progress
-            )
+            return await train_in_tasks(client, assignment, ready.code, options=options, on_progress=on_progress)
 
         return with_client(endpoint, tenant, trained)
 

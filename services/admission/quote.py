@@ -18,8 +18,8 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import Bus, Message, Subscription
 from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.shared.runtime.process.logs import RefusalLog
 from elasticflow.shared.runtime.service.command_queue import AnswerSender
-from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.scheduling.admission.planned_pool import flat
 from elasticflow.shared.scheduling.jobs.job_table import gpu_seconds

@@ -19,12 +19,12 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Message
+from elasticflow.shared.runtime.process.logs import COUNTED_S, RefusalLog
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.process.settings import Reader
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
-from elasticflow.shared.runtime.service.refusal_log import COUNTED_S, RefusalLog
 from elasticflow.shared.runtime.service.run_service import Process, host_policy
 from elasticflow.shared.scheduling.allocation.allocation import IdleCause, idle_gpus
 from elasticflow.shared.scheduling.planning_cache import PlanningCache

@@ -3,7 +3,7 @@
     clairvoyant_bound     no scheduler meets more deadlines than this (a linear relaxation)
     hindsight_schedule    a scheduler that knows the future, and pays its resizes, meets at least these
 
-`feasible_demand` turns a workload into arrays, `bound_program` solves the relaxation with HiGHS, and `price_ascent`
+`feasible_demand` turns a workload into arrays. `clairvoyant_bound` solves the relaxation with HiGHS, and `price_ascent`
 bounds it from above where HiGHS would take too long. `cheapest_schedule` fits one job into the GPUs that others leave,
 in the `timetable` of `hindsight_schedule`. No live scheduler uses this package: it knows the future.
 """

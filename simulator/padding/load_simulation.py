@@ -1,17 +1,17 @@
-"""Padding loads on idle windows, as events on a virtual clock, with the hand-out policy of the executors.
+"""Padding loads on idle windows, as events of the same engine as a trace, with the hand-out policy of the executors.
 
 A runner starts when a window begins, or when the load on its GPU changes. Tasks run one after another. The end of a
 window comes without notice: the task in progress is lost, and the tasks that are not done wait again at once.
 """
 
-import heapq
+import math
 import zlib
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -28,8 +28,8 @@ from elasticflow.shared.scheduling.padding.hand_out import (
     after_opening,
     hand_out,
 )
-from elasticflow.simulator.padding.loads import PaddingLoad
-from elasticflow.simulator.padding.windows import IdleWindow
+from elasticflow.simulator.padding.windows_and_loads import IdleWindow, PaddingLoad
+from elasticflow.simulator.virtual_time import Engine
 
 # --- fairness ------------------------------------------------------------------------------------------
 # Jain's fairness index of each minute, among the tenants that had waiting tasks during the whole minute.
@@ -287,6 +287,7 @@ class _Kind(IntEnum):
     WINDOW_ENDS = 1
     WINDOW_BEGINS = 2
     LOAD_OPENS = 3
+    GPUS_ARE_HANDED_OUT = 4
 
 
 @dataclass(slots=True)
@@ -321,43 +322,48 @@ class LoadSimulation:
         self._idle: set[str] = set()
         self._waiting: Counter[str] = Counter()  # tasks by tenant
         self._fairness = FairnessMeter({load.tenant: load.weight for load in loads})
-        self._events: list[tuple[float, int, str, IdleWindow | Execution | None]] = []
+        self._engine = Engine(-math.inf)
+        self._hands_out = False
         for window in windows:
-            self._push(window.start_s, _Kind.WINDOW_BEGINS, window.gpu, window)
-            self._push(window.end_s, _Kind.WINDOW_ENDS, window.gpu)
+            self._at(window.start_s, _Kind.WINDOW_BEGINS, window.gpu, partial(self._begin, window))
+            self._at(window.end_s, _Kind.WINDOW_ENDS, window.gpu, partial(self._end, window))
         for load in loads:
-            self._push(load.opened_at_s, _Kind.LOAD_OPENS, load.load_id)
+            self._at(load.opened_at_s, _Kind.LOAD_OPENS, load.load_id, partial(self._open, load))
 
     def run(self) -> LoadsResult:
         """Execute all events."""
-        while self._events:
-            now_s = self._events[0][0]
-            while self._events and self._events[0][0] == now_s:
-                _, kind, name, subject = heapq.heappop(self._events)
-                self._apply(_Kind(kind), name, subject, now_s)
-            if self._waiting.total():
-                self._hand_out(now_s)
-            self._fairness.backlogged((tenant for tenant, count in self._waiting.items() if count), now_s)
+        self._engine.run(math.inf)
         return LoadsResult(
             windows=self._windows,
             outcomes=tuple(map(outcome_of, self.progress.values())),
             jain_by_minute=self._fairness.by_minute(),
         )
 
-    def _push(self, at_s: float, kind: _Kind, name: str, subject: IdleWindow | Execution | None = None) -> None:
-        heapq.heappush(self._events, (at_s, kind, name, subject))
+    def _at(self, at_s: float, kind: _Kind, name: str, event: Callable[[], None]) -> None:
+        """At at_s, let the event happen; after all events of its instant, idle GPUs get bundles."""
 
-    def _apply(self, kind: _Kind, name: str, subject: IdleWindow | Execution | None, now_s: float) -> None:
-        if isinstance(subject, IdleWindow):
-            self._slots[name] = _Slot(subject, now_s)
-            self._idle.add(name)
-        elif isinstance(subject, Execution):
-            self._bundle_ended(self._slots[name], subject, now_s)
-        elif kind is _Kind.WINDOW_ENDS:
-            del self._slots[name]
-            self._idle.discard(name)
-        else:
-            self._open(self.progress[name].load)
+        def happen() -> None:
+            event()
+            if not self._hands_out:
+                self._hands_out = True
+                self._engine.at(self._engine.now_s, self._settle, rank=(_Kind.GPUS_ARE_HANDED_OUT, ""))
+
+        self._engine.at(at_s, happen, rank=(kind, name))
+
+    def _settle(self) -> None:
+        self._hands_out = False
+        if self._waiting.total():
+            self._hand_out(self._engine.now_s)
+        waiting = (tenant for tenant, count in self._waiting.items() if count)
+        self._fairness.backlogged(waiting, self._engine.now_s)
+
+    def _begin(self, window: IdleWindow) -> None:
+        self._slots[window.gpu] = _Slot(window, self._engine.now_s)
+        self._idle.add(window.gpu)
+
+    def _end(self, window: IdleWindow) -> None:
+        del self._slots[window.gpu]
+        self._idle.discard(window.gpu)
 
     def _open(self, load: PaddingLoad) -> None:
         opened = ActiveLoad(
@@ -400,10 +406,10 @@ class LoadSimulation:
             slot.running_load_id, slot.runner_used_s = bundle.load_id, used_s
         execution = executed(progress, bundle, tasks, used_s, window.length_s)
         end_s = window.end_s if execution.interrupted else min(window.start_s + execution.end_s, window.end_s)
-        self._push(end_s, _Kind.BUNDLE_ENDS, window.gpu, execution)
+        self._at(end_s, _Kind.BUNDLE_ENDS, window.gpu, partial(self._bundle_ended, slot, execution))
 
-    def _bundle_ended(self, slot: _Slot, execution: Execution, now_s: float) -> None:
-        bundle, held_s = execution.bundle, execution.end_s - execution.start_s
+    def _bundle_ended(self, slot: _Slot, execution: Execution) -> None:
+        bundle, held_s, now_s = execution.bundle, execution.end_s - execution.start_s, self._engine.now_s
         progress, num_done = self.progress[bundle.load_id], len(execution.done)
         for task in execution.done:
             progress.times_done[task] += 1

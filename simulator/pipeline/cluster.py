@@ -15,15 +15,14 @@ from elasticflow.shared.messages.commands import Command, SubmitJob
 from elasticflow.shared.messages.events import PlanDecided, PoolConfigured
 from elasticflow.shared.messages.export import ExportWriter, LedgerRecord
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.runtime.bus.memory.link import LinkFaults as BusFaults
 from elasticflow.shared.runtime.bus.streams import snapshot_bucket, submit_stream
 from elasticflow.shared.runtime.process.metrics import Metrics
-from elasticflow.shared.runtime.service.clock_check import LEAST_SLACK_S
+from elasticflow.shared.runtime.service.decision_problems import LEAST_SLACK_S
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.invariants import Acknowledged, ClockSetting
+from elasticflow.simulator.pipeline.memory_link import LinkFaults as BusFaults
 from elasticflow.simulator.pipeline.nodes import Environment, Machine, MonitorTasks, VirtualNode
 from elasticflow.simulator.pipeline.simulated_process import (
     PLANNERS,
@@ -34,6 +33,7 @@ from elasticflow.simulator.pipeline.simulated_process import (
 )
 from elasticflow.simulator.pipeline.virtual_workers import TimingModel
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, Entry, folded, read_entries
+from elasticflow.simulator.virtual_time import VirtualTimeLoop
 
 # --- faults --------------------------------------------------------------------------------------------
 # What goes wrong in a simulated pool, and how often. Every draw is from one seeded generator.

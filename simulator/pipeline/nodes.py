@@ -36,13 +36,12 @@ from elasticflow.shared.messages.worker_protocol.to_worker import (
     WriteCheckpoint,
 )
 from elasticflow.shared.runtime.bus.contract import Bus, Message
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import Clock
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.state.policy import Policy
-from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import (
     PoolSetting,
     ReplicaSpecification,
@@ -52,6 +51,7 @@ from elasticflow.simulator.pipeline.simulated_process import (
 )
 from elasticflow.simulator.pipeline.virtual_runs import Runs
 from elasticflow.simulator.pipeline.virtual_workers import Processes, RunKey, TimingModel, TrueSpeeds, VirtualProcess
+from elasticflow.simulator.virtual_time import VirtualTimeLoop
 
 # --- environment ---------------------------------------------------------------------------------------
 # What executors act on: the worker processes of their nodes. The ledger receives only what executors report.

@@ -10,10 +10,6 @@ import numpy as np
 
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink, FaultSource
-from elasticflow.shared.runtime.bus.memory.link import LinkFaults as BusFaults
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import read_message
@@ -22,7 +18,11 @@ from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_link import DelayedLink, FaultSource
+from elasticflow.simulator.pipeline.memory_link import LinkFaults as BusFaults
+from elasticflow.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 
 # --- previous version ----------------------------------------------------------------------------------
 # Services of the previous version in a simulated pool whose services are upgraded one after the other.

@@ -25,7 +25,6 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Switched,
 )
 from elasticflow.shared.messages.worker_protocol.to_worker import GenerationPlan
-from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
 from elasticflow.simulator.pipeline.virtual_workers import (
     Processes,
     Rendezvous,
@@ -36,6 +35,7 @@ from elasticflow.simulator.pipeline.virtual_workers import (
     TrueSpeeds,
     VirtualProcess,
 )
+from elasticflow.simulator.virtual_time import VirtualTimeLoop
 
 # --- rendezvous model ----------------------------------------------------------------------------------
 # How simulated workers switch to another run, with joining and without leaving workers. Part of `virtual_runs`.

@@ -32,8 +32,6 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import iteration_at, know
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState, spec_of
-from elasticflow.simulator.engine.policy_driver import PolicyDriver
-from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.replay.recorded_ledger import (
     OPERATOR,
     Entry,
@@ -47,6 +45,7 @@ from elasticflow.simulator.replay.recorded_ledger import (
 )
 from elasticflow.simulator.timing.recorded_times import fitted_to
 from elasticflow.simulator.timing.training_time import RatedProgress, TrainingTime, true_rate
+from elasticflow.simulator.virtual_time import Engine, PolicyDriver
 
 # --- modelled training ---------------------------------------------------------------------------------
 # How a job trains in the counterfactual: when it starts on its GPUs, and how fast it is there. Pure.

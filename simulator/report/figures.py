@@ -23,6 +23,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.simulator.bound import Bound
 from elasticflow.simulator.command_inputs import interruptible
 from elasticflow.simulator.trace.plots import efficiency, held_gpus
+from elasticflow.simulator.trace.result import HOUR_S
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
@@ -164,7 +165,6 @@ FloatArray = NDArray[np.float64]
 
 NUM_INTERVALS = 100
 DPI = 100
-HOUR_S = 3_600.0
 
 
 def panels(count: int) -> "tuple[Figure, list[Axes]]":

@@ -13,9 +13,9 @@ from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages.events import JobProgressed
 from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import ClusterState, Training
+from elasticflow.simulator.virtual_time import Engine
 from elasticflow.simulator.workload.workload import TraceJob, Workload
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0

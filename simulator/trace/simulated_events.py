@@ -25,9 +25,9 @@ from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.state.job import StoppingWorkers
 from elasticflow.shared.state.pool import NodeState, PoolState
-from elasticflow.simulator.engine.virtual_time import Engine
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR
 from elasticflow.simulator.trace.cluster_state import ClusterState, Training
+from elasticflow.simulator.virtual_time import Engine
 
 
 def pool_configured(config: PoolConfig, based_on: int, at_s: float) -> PlanDecided:

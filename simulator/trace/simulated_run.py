@@ -18,8 +18,7 @@ from elasticflow.simulator.timing.training_time import MEASURED_MIX_EFFICIENCY, 
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures, NodeEnds, SpeedNoise
 from elasticflow.simulator.trace.result import HOUR_S, Fate, Result
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
-from elasticflow.simulator.trace.simulation import Observer, Simulation
+from elasticflow.simulator.trace.simulation import Observer, SimulatedPool, Simulation
 from elasticflow.simulator.verification.trace_verification import VerificationByType
 from elasticflow.simulator.workload.workload import ClusterShape, Workload
 

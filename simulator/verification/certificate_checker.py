@@ -6,14 +6,16 @@ to n GPUs, from another number or from none, stops for the stop of n and holds t
 iterations a second.
 Promised numbers of GPUs are powers of two, and fit at once. So they fit as whole buddy blocks too, with migrations
 between two instants: N GPUs have floor(N / 2^s) blocks of 2^s, and the largest jobs take theirs first (docs/adr/0107).
-That the jobs which migrate can pay for it is shown by a packing over time (`packing_checker`).
+That the jobs which migrate can pay for it is shown by a packing over time (`check_packing`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from elasticflow.simulator.verification.certificates import (
     GpusFrom,
     Held,
     Level,
+    Packed,
+    PackingCertificate,
     PromiseCertificate,
     RejectionCertificate,
 )
@@ -256,3 +260,91 @@ def _wait_s(job: CertifiedJob, level: Level, now_s: float) -> float:
     """Least time until the job makes progress on this level."""
     stalled_s = max(job.stalled_until_s - now_s, 0.0)
     return min(level.stop_s, stalled_s) if level.num_gpus == job.current_num_gpus else level.stop_s
+
+
+# --- packings ------------------------------------------------------------------------------------------
+# Checks a packing over time: whole blocks for all promised jobs at each instant, and migrations that are paid.
+#
+# All in whole numbers, without tolerance. A job that moves to other GPUs while their number stays stops as long as at
+# a change to that number. It pays the iterations of that stop from what its own schedule does beyond the work that is
+# left. So every job still ends in time. The search shares with this only how schedules are read.
+
+
+class _Change(NamedTuple):
+    """At one instant GPUs are left before others are taken."""
+
+    at_s: float
+    takes: bool
+    packed: Packed
+
+
+def check_packing(certificate: PackingCertificate) -> list[str]:
+    """What is wrong, one sentence each."""
+    problems, changes = list[str](), list[_Change]()
+    by_job = defaultdict[str, list[Packed]](list)
+    for packed in sorted(certificate.packing, key=lambda packed: packed.from_s):
+        by_job[packed.job_id].append(packed)
+    for promise in certificate.promises:
+        try:
+            changes += _changes(promise, by_job.pop(promise.job.job_id, []), certificate)
+        except _WrongError as wrong:
+            problems.append(f"{promise.job.job_id}: {wrong}")
+    problems += [f"{job_id}: it is not promised" for job_id in by_job]
+    return problems or list(_taken_twice(changes))
+
+
+class _WrongError(Exception):
+    """Why the packing does not hold for one job."""
+
+
+def _changes(promise: CertifiedPromise, placed: list[Packed], certificate: PackingCertificate) -> list[_Change]:
+    """When the job takes and leaves GPUs; it has blocks of the right size in each run, and pays for its moves."""
+    changes, lost = list[_Change](), Fraction(0)
+    left = list(placed)
+    for run in runs_from(promise, certificate.now_s):
+        here = [packed for packed in left if run.start_s <= packed.from_s < run.end_s]
+        left = [packed for packed in left if packed not in here]
+        if not here or here[0].from_s != run.start_s:
+            raise _WrongError(f"it has no GPUs from {run.start_s} s on")
+        for packed in here:
+            _require_blocks(packed, run, certificate)
+        moves = sum(_positions(one) != _positions(other) for one, other in pairwise(here))
+        if run.start_s == certificate.now_s and run.num_gpus == promise.job.current_num_gpus:
+            moves += _positions(here[0]) != set(certificate.positions.get(promise.job.job_id, ()))
+        (level,) = (level for level in promise.job.levels if level.num_gpus == run.num_gpus)
+        lost += moves * Fraction(level.iterations_per_s) * Fraction(level.stop_s)
+        for packed, until_s in zip(here, [*(packed.from_s for packed in here[1:]), run.end_s], strict=True):
+            changes += [_Change(packed.from_s, True, packed), _Change(until_s, False, packed)]
+    if left:
+        raise _WrongError(f"it has GPUs at {left[0].from_s} s, when its schedule holds none")
+    spare = spare_iterations(promise, certificate.now_s)
+    if isinstance(spare, str):
+        raise _WrongError(spare)
+    if lost and spare < lost:
+        raise _WrongError(f"its moves take {float(lost)} iterations, and its schedule spares {float(spare)}")
+    return changes
+
+
+def _require_blocks(packed: Packed, run: Held, certificate: PackingCertificate) -> None:
+    """A job of a node or less has one aligned block, a larger one whole nodes."""
+    size, last = min(run.num_gpus, certificate.gpus_per_node), certificate.num_gpus - packed.size
+    is_enough = packed.size == size and len(_positions(packed)) == run.num_gpus
+    if not is_enough or any(start % size or not 0 <= start <= last for start in packed.starts):
+        raise _WrongError(f"its GPUs at {packed.from_s} s are no block of {run.num_gpus}")
+
+
+def _positions(packed: Packed) -> set[int]:
+    return {start + at for start in packed.starts for at in range(packed.size)}
+
+
+def _taken_twice(changes: list[_Change]) -> Iterator[str]:
+    owner = dict[int, str]()
+    for at_s, takes, packed in sorted(changes):
+        for position in sorted(_positions(packed)):
+            if not takes:
+                del owner[position]
+            elif position in owner:
+                yield f"{packed.job_id} and {owner[position]} have GPU {position} at {at_s} s"
+                return
+            else:
+                owner[position] = packed.job_id

@@ -1,6 +1,6 @@
 """Searches a packing over time: on which blocks each promised job is, who moves for whom, and who pays for it.
 
-The result is a claim that `packing_checker` checks; it is none of the scheduler's. The search is greedy: at each
+The result is a claim that `check_packing` checks; it is none of the scheduler's. The search is greedy: at each
 instant at which schedules change, jobs that end go first, then those that begin are placed, largest first, best fit.
 Where no block is free, smaller jobs move out of one, each at the cost of a stop from what its own schedule spares.
 Positions are GPUs of equal nodes, each a power of two. A job of more than a node needs any whole nodes (docs/adr/0107).

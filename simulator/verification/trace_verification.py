@@ -36,7 +36,7 @@ from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.job import Job
 from elasticflow.shared.state.pool import NodeState, PoolState, spec_of
 from elasticflow.simulator.timing.training_time import Places
-from elasticflow.simulator.verification.certificate_checker import Checker
+from elasticflow.simulator.verification.certificate_checker import Checker, check_packing
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
     CertifiedPromise,
@@ -47,7 +47,6 @@ from elasticflow.simulator.verification.certificates import (
     PromiseCertificate,
     RejectionCertificate,
 )
-from elasticflow.simulator.verification.packing_checker import check_packing
 from elasticflow.simulator.verification.packing_search import EqualNodes, find_packing
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 

@@ -25,7 +25,6 @@ from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.messages.worker_protocol.from_worker import ARTIFACT_FOLDER, ExitCode, Failed, Started
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.permissions import Role
 from elasticflow.shared.runtime.process.clock import SystemClock
@@ -34,6 +33,7 @@ from elasticflow.shared.runtime.process.isolation.cgroups import MAX_OPEN_FILES,
 from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_problem
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.hostile_attacks import (
     DAEMONS_SLEEP_S,

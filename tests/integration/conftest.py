@@ -7,11 +7,11 @@ import pytest
 import pytest_asyncio
 
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.streams import StreamLimits
+from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.command_line import CommandLinePool, command_line_pool
 from testbed.real_pool import RunningPool, running_pool
 from tests.support.shared_pool import POOL, Connect

@@ -9,10 +9,10 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob
 from elasticflow.shared.messages.events import CancelRejected
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.memory.bus import MemoryWorkItem
 from elasticflow.shared.runtime.bus.nats.work_queue import NatsWorkItem
 from elasticflow.shared.runtime.service import command_queue
 from elasticflow.shared.runtime.service.host import Host
+from elasticflow.simulator.pipeline.memory_bus import MemoryWorkItem
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.service_contexts import service_context
 from tests.support.shared_pool import POOL, next_of, read_all

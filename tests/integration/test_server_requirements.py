@@ -12,13 +12,13 @@ from elasticflow.shared.errors import BadSettings, ServerTooSmall, TooFewReplica
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import Bus
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats import embedded_server
 from elasticflow.shared.runtime.bus.nats.bus import NatsBus, connect_nats
 from elasticflow.shared.runtime.bus.nats.embedded_server import EmbeddedServer
 from elasticflow.shared.runtime.bus.streams import MAX_PAYLOAD_BYTES, StreamLimits, stream_configs
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.real_pool import persistently
 from testbed.secured_pool import deployed, serving
 from tests.support.shared_pool import PLAN, POOL, SUBMIT, Connect, add_result

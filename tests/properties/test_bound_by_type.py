@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
-from elasticflow.simulator.bound import bound_program, clairvoyant_bound, hindsight_schedule, price_ascent
+from elasticflow.simulator.bound import clairvoyant_bound, hindsight_schedule, price_ascent
+from elasticflow.simulator.bound.clairvoyant_bound import solve
 from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, Grid
 from elasticflow.simulator.trace.cluster_state import TrainingModel
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import ClusterShape, TypedPool, Workload
 from tests.support.example_specs import examples
@@ -34,7 +34,7 @@ def test_whatever_the_prices_they_prove_a_bound(
     if not demand.num_jobs:
         return
     grid = Grid.of(demand)
-    optimum = bound_program.solve(demand, grid, num_gpus_G)
+    optimum = solve(demand, grid, num_gpus_G)
     assert optimum is not None
     chance = np.random.default_rng(seed)
     shape = len(num_gpus_G), len(grid.lengths_s_I)

@@ -14,7 +14,7 @@ from elasticflow.shared.messages.commands import CancelJob, Command
 from elasticflow.shared.messages.events import CancelRejected, PlanDecided, PlanEvent
 from elasticflow.shared.runtime.service import ledger_encoding
 from elasticflow.shared.runtime.service.command_queue import Pending
-from elasticflow.shared.runtime.service.decider import Decider, DecideResult
+from elasticflow.shared.runtime.service.host import Decider, DecideResult
 from elasticflow.shared.state.policy import Policy, UserReplies, finished
 from elasticflow.shared.state.pool import PoolState
 

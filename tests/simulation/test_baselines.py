@@ -15,9 +15,8 @@ from elasticflow.simulator.baselines.policy_catalogue import BASELINES, baseline
 from elasticflow.simulator.timing.overhead import reference_cost
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace
 from elasticflow.simulator.workload.workload import ClusterShape, Workload, bundled_throughputs, bundled_trace

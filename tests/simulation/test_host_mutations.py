@@ -7,8 +7,7 @@ import pytest
 from elasticflow.shared.errors import StorageFull
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.service.decider import DecideResult
-from elasticflow.shared.runtime.service.host import Host
+from elasticflow.shared.runtime.service.host import DecideResult, Host
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.policy import Policy
 from testbed.simulated_runs import problems, short_storm

@@ -4,8 +4,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.simulator.trace.cluster_state import TrainingModel
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, Workload
 from tests.support.trace_jobs import job
 

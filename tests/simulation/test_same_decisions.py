@@ -15,21 +15,20 @@ import pytest
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlacementDecided, PlanDecided
 from elasticflow.shared.messages.job_spec import JobClass
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service import host
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.policy import LedgerMessage, Policy
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners
-from elasticflow.simulator.engine.policy_driver import PolicyDriver
-from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from elasticflow.simulator.replay.recorded_ledger import OPERATOR, read_entries
 from elasticflow.simulator.trace import simulated_events
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.virtual_time import PolicyDriver, VirtualClock, VirtualTimeLoop
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 from tests.support.service_contexts import service_context
 

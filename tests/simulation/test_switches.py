@@ -15,9 +15,8 @@ from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
 from elasticflow.simulator.trace.cluster_state import ClusterState, TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import HOUR_S, Failures
 from elasticflow.simulator.trace.plots import efficiency
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.workload.csv_table import BadInput
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace

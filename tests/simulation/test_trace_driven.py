@@ -26,11 +26,9 @@ from elasticflow.simulator.timing.training_time import DONE_WITHIN_S
 from elasticflow.simulator.trace.cluster_state import ClusterState, TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import DAY_S, HOUR_S, Deviations, Failures, SpeedNoise
 from elasticflow.simulator.trace.plots import Pieces, efficiency, held_gpus
-from elasticflow.simulator.trace.result import Result
-from elasticflow.simulator.trace.result_files import write_tables
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
+from elasticflow.simulator.trace.result import Result, write_tables
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.verification.trace_verification import TraceVerification
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace

@@ -20,9 +20,8 @@ from elasticflow.shared.state.pool import PoolState
 from elasticflow.simulator.baselines.policy_catalogue import planners
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import SimulatedRun
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.verification.trace_verification import TraceVerification
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.trace import read_trace

@@ -14,8 +14,7 @@ from elasticflow.shared.scheduling.warm_up import warm_up
 from elasticflow.simulator.baselines.policy_catalogue import AdmissionPolicy
 from elasticflow.simulator.trace.cluster_state import TrainingModel
 from elasticflow.simulator.trace.failures_and_speed_noise import Deviations, Failures
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.workload.generator import Recipe, generate
 from elasticflow.simulator.workload.throughput_tables import read_throughputs
 from elasticflow.simulator.workload.workload import ClusterShape, bundled_throughputs

@@ -10,15 +10,15 @@ from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import PlanDecided, PlanEvent, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.metrics import Metrics
 from elasticflow.shared.runtime.service.replica import Replica, open_replica
 from elasticflow.shared.state.policy import Policy
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from elasticflow.simulator.replay.recorded_ledger import Entry, read_entries
+from elasticflow.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from testbed.histories import NOW_S, submit
 from tests.support.service_contexts import service_context
 

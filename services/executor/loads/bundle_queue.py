@@ -21,7 +21,7 @@ from elasticflow.shared.messages.padding_tasks import (
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
 from elasticflow.shared.runtime.bus.contract import TASK_ACK_WAIT_S, Bus, WorkItem, WorkQueue
 from elasticflow.shared.runtime.process.clock import SystemClock, fresh_id
-from elasticflow.shared.runtime.service.refusal_log import RefusalLog
+from elasticflow.shared.runtime.process.logs import RefusalLog
 from elasticflow.shared.state.load import Load
 
 PULL_S = 30.0

@@ -33,7 +33,7 @@ from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, Fr
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, ToWorker, WarmUp, WriteLog
 from elasticflow.shared.runtime.process.logs import log
-from elasticflow.shared.runtime.service.housekeeping import keep_up
+from elasticflow.shared.runtime.service.run_service import keep_up
 
 # --- frame rate ----------------------------------------------------------------------------------------
 # How many messages a worker may send: each waits in its executor's memory until the next decision.

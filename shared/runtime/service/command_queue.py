@@ -19,8 +19,8 @@ from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES, MAX_SUBMISSION
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.runtime.bus.contract import Bus, WorkItem, WorkQueue, until_available
 from elasticflow.shared.runtime.bus.streams import state_bucket
+from elasticflow.shared.runtime.process.logs import RefusalLog
 from elasticflow.shared.runtime.service.ledger_encoding import dead_letter_headers
-from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.runtime.service.turns import Turns
 from elasticflow.shared.state.pool import PoolState

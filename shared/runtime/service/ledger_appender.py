@@ -10,8 +10,8 @@ from elasticflow.shared.messages.commands import id_of
 from elasticflow.shared.messages.event_summary import summary
 from elasticflow.shared.messages.events import Event, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.service.clock_check import ClockCheck
 from elasticflow.shared.runtime.service.command_queue import Pending
+from elasticflow.shared.runtime.service.decision_problems import ClockCheck
 from elasticflow.shared.runtime.service.ledger_encoding import event_id, subject_of
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.shared.runtime.service.service_context import ServiceContext

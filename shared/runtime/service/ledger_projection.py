@@ -9,8 +9,8 @@ from elasticflow.shared.errors import LedgerBroken, Retry
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import DEFAULT_TIMEOUT_S
+from elasticflow.shared.runtime.process.logs import RefusalLog
 from elasticflow.shared.runtime.service.decision_problems import chain_problem
-from elasticflow.shared.runtime.service.refusal_log import RefusalLog
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable

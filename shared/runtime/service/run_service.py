@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -22,10 +23,42 @@ from elasticflow.shared.runtime.process.metrics import Metrics, serve_metrics
 from elasticflow.shared.runtime.process.process_termination import die_with_parent
 from elasticflow.shared.runtime.process.settings import Settings
 from elasticflow.shared.runtime.service.host import Host
-from elasticflow.shared.runtime.service.housekeeping import keep_up
 from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.runtime.service.service_context import ServiceContext
 from elasticflow.shared.state.policy import Policy, State
+
+# --- housekeeping --------------------------------------------------------------------------------------
+# What a service does beside its decisions: deletions, uploads, views, notices. None of it can end the service.
+#
+# A task of it that fails is logged, counted and begun again (docs/adr/0100).
+
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 300.0
+
+
+async def keep_up(
+    name: str,
+    work: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    log: Any,
+    count_failure: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Run the work, again after each failure, until it returns or is cancelled.
+
+    The pause doubles with each failure, and is the first one again for a work that has run for LAST_RETRY_S.
+    """
+    retry_s = FIRST_RETRY_S
+    while True:
+        began_s = time.monotonic()
+        try:
+            return await work()
+        except Exception as error:  # of any kind: what jobs and users do reaches this work
+            if time.monotonic() - began_s > LAST_RETRY_S:
+                retry_s = FIRST_RETRY_S
+            count_failure(name)
+            log.exception("HousekeepingFailed", task=name, error=f"{type(error).__name__}: {error}", retry_s=retry_s)
+        await asyncio.sleep(retry_s)
+        retry_s = min(2.0 * retry_s, LAST_RETRY_S)
+
 
 CONNECT_RETRY_S = 1.0
 _USAGE = (

@@ -9,10 +9,10 @@ import pytest
 
 from elasticflow.shared.errors import MaybeStored, NotFound, StorageFull, Unavailable
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink, FaultSource, LinkFaults
-from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_link import DelayedLink, FaultSource, LinkFaults
 from elasticflow.simulator.pipeline.simulated_process import SteppedClock
+from elasticflow.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.support.shared_pool import PLAN, POOL
 
 LONG_S = 100.0

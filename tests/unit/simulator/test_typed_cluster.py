@@ -6,9 +6,8 @@ from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ScalingCurve
 from elasticflow.simulator.trace.cluster_state import ClusterState, TrainingModel
-from elasticflow.simulator.trace.simulated_pool import SimulatedPool
 from elasticflow.simulator.trace.simulated_run import numbers_by_type
-from elasticflow.simulator.trace.simulation import Simulation
+from elasticflow.simulator.trace.simulation import SimulatedPool, Simulation
 from elasticflow.simulator.workload.workload import ClusterShape, SimulatedNode, TraceJob, Workload, typed_pool
 
 FAST, SLOW = ScalingCurve((1, 2, 4), (4.0, 8.0, 16.0)), ScalingCurve((1, 2), (1.0, 2.0))

@@ -8,6 +8,7 @@ closes its `WorkerFolders`, which it does before it runs users' code.
 import json
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from elasticflow.shared.messages.worker_protocol.forking import Isolation
 from elasticflow.shared.runtime.process.isolation import system_calls
 from elasticflow.shared.runtime.process.isolation.cgroups import enter_group, limit_worker
 from elasticflow.shared.runtime.process.isolation.folder_view import FolderView
+from elasticflow.shared.runtime.process.isolation.machine_check import python_folders
 from elasticflow.shared.runtime.process.isolation.system_calls import filter_system_calls
 
 UNPRIVILEGED_USER = 65_534  # of the workers of an executor that runs as root
@@ -125,3 +127,28 @@ def _end_as(worker_pid: int) -> NoReturn:
         if pid == worker_pid:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else SIGNAL_EXIT_CODE - code)
+
+
+# --- trial ---------------------------------------------------------------------------------------------
+# `python -m ...isolated_process`: exit code 0 if a process of this machine can enter namespaces of its own.
+
+
+def _exit_code_of_trial() -> int:
+    """The exit code of a process in namespaces. Raises OSError if it cannot be made."""
+    isolation = Isolation(namespaces=True, readable=python_folders())
+    pid = fork_isolated(isolation)
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        enter_isolation(isolation).close()
+    except OSError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_exit_code_of_trial())
+    except OSError as error:
+        sys.exit(str(error))

@@ -8,7 +8,7 @@ from pathlib import Path
 from elasticflow.shared.runtime.process.run_module import module_command
 
 _TIMEOUT_S = 30.0
-_TRIAL = "elasticflow.shared.runtime.process.isolation.namespace_trial"
+_TRIAL = "elasticflow.shared.runtime.process.isolation.isolated_process"
 _IMPORT_ROOT = Path(__file__).parents[5]  # of elasticflow
 
 

@@ -32,7 +32,7 @@ from elasticflow.shared.messages.pool_config import PoolConfig, TenantQuota
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.process.terminal import console
-from elasticflow.simulator.padding.loads import read_loads
+from elasticflow.simulator.padding.windows_and_loads import read_loads
 from elasticflow.simulator.timing.overhead import overhead_model
 from testbed.histories import NOW_S, pool
 from tests.support.installation import ROOT

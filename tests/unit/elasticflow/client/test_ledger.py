@@ -17,7 +17,7 @@ from elasticflow.shared.errors import ElasticFlowError, MaybeStored, Unavailable
 from elasticflow.shared.messages.export import LedgerRecord, records_in
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 
 WAIT_S = 240.0
 

@@ -15,7 +15,7 @@ import sys
 
 from elasticflow.client.ledger import LedgerView
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.state.pool import PoolState
 

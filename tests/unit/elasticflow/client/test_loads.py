@@ -22,11 +22,11 @@ from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.padding_tasks import ResultBatch, TaskResult, encode_results
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.load_lease import has_load_lease, take_load_lease
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.service.replica import open_replica
 from elasticflow.shared.state.load import LoadPhase
+from elasticflow.simulator.pipeline.memory_broker import MemoryBroker
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.error_codes import coded
 from tests.support.service_contexts import service_context

@@ -12,8 +12,8 @@ from elasticflow.history.formatting import measured_in_words
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.commands import CancelJob, Command
 from elasticflow.shared.messages.events import AmendRejected, JobAmended, JobCancelled, JobWarned, ThroughputMeasured
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 
 SUBJECT = subjects.answer("lab", "p", "a")
 

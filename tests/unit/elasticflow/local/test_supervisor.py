@@ -16,8 +16,8 @@ from elasticflow.shared.errors import CannotStart, ElasticFlowError, StorageFull
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import PlanDecided
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.histories import NOW_S, History
 from tests.support.error_codes import coded
 from tests.support.job_files import keep_files

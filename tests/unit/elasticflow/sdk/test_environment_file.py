@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from elasticflow.errors import InvalidJob
-from elasticflow.sdk.environment_file import EnvironmentFile, read_environment
 from elasticflow.sdk.job import ElasticJob
+from elasticflow.sdk.requirements import EnvironmentFile, read_environment
 
 LOCK = """
 version = 1

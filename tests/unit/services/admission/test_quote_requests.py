@@ -15,8 +15,8 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import DeadlineQuoted, MessageRejected
 from elasticflow.shared.messages.limits import MAX_SUBMISSION_BYTES
 from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.nats.connection import ReplyInbox
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 
 POOL = "p"

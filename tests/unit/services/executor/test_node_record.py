@@ -9,8 +9,8 @@ from elasticflow.services.executor.heartbeat import NodeRecord
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import node_bucket
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 
 POOL, NODE = "pool-a", "node-0"
 LEASE_S = 3.0

@@ -11,8 +11,8 @@ from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.commands import CancelLoad
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus.load_lease import renew_load_lease
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.state.load import Load, LoadPhase
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 
 POOL = "p"
 LOAD = Load(

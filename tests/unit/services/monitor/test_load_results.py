@@ -16,8 +16,8 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.load_lease import release_load_lease, renew_load_lease
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.state.load import Load, LoadPhase
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from tests.support.shared_pool import add_result
 
 POOL = "p"

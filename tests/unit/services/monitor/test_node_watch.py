@@ -12,10 +12,10 @@ from elasticflow.services.monitor.node_watch import NodeWatch
 from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import node_bucket
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 
 POOL, NODE = "pool-a", "node-0"

@@ -8,10 +8,10 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import EpochBegan, JobAdmitted, SnapshotSaved
 from elasticflow.shared.messages.pool_config import DAY_S
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import subject_of
 from elasticflow.shared.state import snapshot_encoding
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import NOW_S, History, pool, spec
 

@@ -18,7 +18,6 @@ from elasticflow.shared.errors import Unavailable, WrongExpectedSequence
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.state.pool import PoolState
 from elasticflow.shared.state.tenant_view import (
     AsOf,
@@ -28,6 +27,7 @@ from elasticflow.shared.state.tenant_view import (
     decode_small,
     tenant_parts,
 )
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.histories import NOW_S, History
 from tests.unit.shared.state.test_tenant_view import shared_pool
 

@@ -7,8 +7,8 @@ from typing import Any
 from elasticflow.services.monitor.service import MAX_UNREADABLE, _Unreadable
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.runtime.bus.contract import Message
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.metrics import Metrics
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import NOW_S
 

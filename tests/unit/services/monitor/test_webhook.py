@@ -14,7 +14,7 @@ from elasticflow.services.monitor.service import MonitorSettings
 from elasticflow.services.monitor.webhook import TOLD, Webhook
 from elasticflow.shared.errors import BadSettings
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.histories import NOW_S, History, pool
 from tests.unit.services.monitor.test_notices import admitted
 

@@ -7,7 +7,8 @@ import pytest
 
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
-from elasticflow.simulator.bound import bound_program, clairvoyant_bound, feasible_alone, price_ascent
+from elasticflow.simulator.bound import clairvoyant_bound, feasible_alone, price_ascent
+from elasticflow.simulator.bound.clairvoyant_bound import least_gpu_seconds, solve
 from elasticflow.simulator.bound.feasible_demand import FeasibleDemand, Grid
 from elasticflow.simulator.workload.throughput_tables import NO_TYPE
 from elasticflow.simulator.workload.workload import TraceJob, Workload
@@ -46,8 +47,8 @@ def test_a_job_may_mix_numbers_of_gpus() -> None:
 def test_all_met_with_the_fewest_gpu_seconds() -> None:
     """An iteration costs 1 GPU-second on one GPU, 5 on the second: the hasty job takes 5 s of it."""
     demand = FeasibleDemand.of(of(job("hasty", 11, 0, 10, POOR), job("calm", 8, 0, 20, POOR)), {NO_TYPE: 3}, FREE)
-    assert bound_program.least_gpu_seconds(demand, Grid.of(demand), np.array([3]), np.ones(2)) == pytest.approx(15 + 8)
-    assert bound_program.least_gpu_seconds(demand, Grid.of(demand), np.array([1]), np.ones(2)) is None
+    assert least_gpu_seconds(demand, Grid.of(demand), np.array([3]), np.ones(2)) == pytest.approx(15 + 8)
+    assert least_gpu_seconds(demand, Grid.of(demand), np.array([1]), np.ones(2)) is None
 
 
 def test_levels_below_the_hull_are_not_needed() -> None:
@@ -133,7 +134,7 @@ def test_ascending_prices_close_in_on_the_optimum() -> None:
     jobs = [job(f"job-{at}", 5 + 3 * (at % 4), 7 * at, 7 * at + 25, POOR) for at in range(12)]
     demand = FeasibleDemand.of(of(*jobs), {NO_TYPE: 2}, FREE)
     grid = Grid.of(demand)
-    optimum = bound_program.solve(demand, grid, np.array([2]))
+    optimum = solve(demand, grid, np.array([2]))
     assert optimum is not None
     best, mean = price_ascent.ascend(demand, grid, np.array([2]), 600)
     assert optimum.met_J.sum() - 1e-9 <= best.dual_value <= optimum.met_J.sum() * 1.001
@@ -179,7 +180,7 @@ def test_prices_of_types_ascend_to_the_optimum() -> None:
     num_gpus_by_type = {"fast": 2, "slow": 1}
     demand, num_gpus_G = FeasibleDemand.of(of(*jobs), num_gpus_by_type, FREE), np.array([2, 1])
     grid = Grid.of(demand)
-    optimum = bound_program.solve(demand, grid, num_gpus_G)
+    optimum = solve(demand, grid, num_gpus_G)
     assert optimum is not None
     best, mean = price_ascent.ascend(demand, grid, num_gpus_G, 600)
     assert optimum.met_J.sum() - 1e-9 <= best.dual_value <= optimum.met_J.sum() * 1.001

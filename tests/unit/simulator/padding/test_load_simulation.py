@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost, whole_tasks
 from elasticflow.simulator.padding.load_simulation import LoadSimulation, simulate_loads
-from elasticflow.simulator.padding.loads import PaddingLoad
-from elasticflow.simulator.padding.windows import IdleWindow
+from elasticflow.simulator.padding.windows_and_loads import IdleWindow, PaddingLoad
 from tests.support.example_specs import examples
 
 PROTEIN = TaskCost(task_s=10.9, overhead_s=2.8, start_stop_s=7.0)  # PaddingTorch, Table 2

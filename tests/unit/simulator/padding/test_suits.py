@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
 from elasticflow.shared.scheduling.padding.task_length import best_task_s, best_task_s_by_quantiles
 from elasticflow.simulator.__main__ import app
-from elasticflow.simulator.padding.suits_command import lines, suitability
+from elasticflow.simulator.padding.commands import lines, suitability
 
 PROTEINS = TaskCost(task_s=10.9, overhead_s=2.8, start_stop_s=7.0)
 IMAGES = TaskCost(task_s=0.025, overhead_s=0.9, start_stop_s=0.0)

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 from elasticflow.shared.scheduling.padding.cost_model import TaskCost
-from elasticflow.simulator.padding.loads import PaddingLoad, read_loads, require_long_windows
-from elasticflow.simulator.padding.windows import IdleWindow, read_windows, write_windows
+from elasticflow.simulator.padding.windows_and_loads import (
+    IdleWindow,
+    PaddingLoad,
+    read_loads,
+    read_windows,
+    require_long_windows,
+    write_windows,
+)
 from elasticflow.simulator.workload.csv_table import BadInput
 
 WINDOWS = (IdleWindow("n1/0", 0.0, 30.5), IdleWindow("n2/0", 1.25, 1e7, "A100"), IdleWindow("n1/0", 30.5, 90.1))

@@ -18,7 +18,7 @@ from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.scheduling.jobs.scaling_curve import FREE, ResizeCost
 from elasticflow.simulator.timing.recorded_times import fitted_to, recorded_times
 from elasticflow.simulator.timing.training_time import SwitchTime, TrainingTime
-from elasticflow.simulator.trace.simulated_pool import spec_of
+from elasticflow.simulator.trace.simulation import spec_of
 from tests.support.trace_jobs import job
 
 

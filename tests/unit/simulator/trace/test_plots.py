@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.scheduling.allocation.allocation import IdleCause
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
-from elasticflow.simulator.padding.windows import IdleWindow
+from elasticflow.simulator.padding.windows_and_loads import IdleWindow
 from elasticflow.simulator.trace.cluster_state import Occupancy
 from elasticflow.simulator.trace.plots import DPI, pictures
 from elasticflow.simulator.trace.result import Fate, IdleTime, Result

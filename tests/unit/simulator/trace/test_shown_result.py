@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from elasticflow.simulator.trace.result_files import result_table
+from elasticflow.simulator.trace.result import result_table
 
 NUMBERS: dict[str, Any] = {
     "trace": "small",

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow.simulator.verification.certificate_checker import check_packing
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
     CertifiedPromise,
@@ -16,7 +17,6 @@ from elasticflow.simulator.verification.certificates import (
     from_json,
     to_json,
 )
-from elasticflow.simulator.verification.packing_checker import check_packing
 from elasticflow.simulator.verification.packing_search import EqualNodes, find_packing
 
 NOW_S, STOP_S = 100.0, 2.0

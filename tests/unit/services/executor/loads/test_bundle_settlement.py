@@ -15,9 +15,9 @@ from elasticflow.shared.messages.padding_tasks import (
     encode_bundle,
 )
 from elasticflow.shared.messages.worker_protocol.task_running import TaskDone
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.bus.streams import StreamLimits
 from elasticflow.shared.state.load import Load, LoadPhase
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from tests.support.shared_pool import stored_results
 
 POOL = "p"

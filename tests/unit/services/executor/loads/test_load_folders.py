@@ -22,10 +22,10 @@ from elasticflow.shared.messages.padding_tasks import TaskBundle, TaskResult, en
 from elasticflow.shared.messages.worker_protocol.task_running import RunTasks, TaskDone
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkItem
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.state.fold import loads as fold
 from elasticflow.shared.state.load import Load
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import NOW_S, pool
 

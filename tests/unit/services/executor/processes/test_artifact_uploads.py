@@ -22,9 +22,9 @@ from elasticflow.shared.messages.limits import MAX_FEW_ITEMS
 from elasticflow.shared.messages.pool_config import DAY_S, PoolConfig
 from elasticflow.shared.messages.worker_protocol.from_worker import model_file_name
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
 from elasticflow.shared.runtime.remote_folder import ArtifactFolder
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from tests.support.virtual_clock import VirtualClock
 

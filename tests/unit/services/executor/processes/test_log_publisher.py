@@ -23,9 +23,9 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages.events import JobAdmitted
 from elasticflow.shared.messages.log_chunk import NUM_SLOTS
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.files import BLOCK_BYTES
 from elasticflow.shared.state.job import Job
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import NOW_S, gpus, pool, spec
 from tests.support.holes import skip_without_holes

@@ -9,7 +9,7 @@ import pytest
 from elasticflow.shared.errors import LedgerBroken, LedgerTruncated, Unavailable
 from elasticflow.shared.runtime.bus.nats.jetstream_api import ledger_end
 from elasticflow.shared.runtime.bus.nats.stream_follower import CONFIRMED_AFTER_S, LedgerPosition
-from elasticflow.simulator.engine.virtual_time import VirtualTimeLoop
+from elasticflow.simulator.virtual_time import VirtualTimeLoop
 
 POOL = "p"
 NS = 1_000_000_000

@@ -6,7 +6,7 @@ from elasticflow.shared.runtime.bus.load_lease import (
     renew_load_lease,
     take_load_lease,
 )
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 
 POOL = "p"
 

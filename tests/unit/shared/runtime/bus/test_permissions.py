@@ -2,8 +2,8 @@
 
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.broker import matches
 from elasticflow.shared.runtime.bus.nats.permissions import Role, permissions
+from elasticflow.simulator.pipeline.memory_broker import matches
 
 POOL, JOB = "p", "a"
 

@@ -14,7 +14,6 @@ from elasticflow.shared.messages.commands import CancelJob, CancelLoad, Command,
 from elasticflow.shared.messages.events import MessageRejected, PlanDecided, QueuePosition, WorkersStopped
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import WorkQueue
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service import command_queue
 from elasticflow.shared.runtime.service.command_queue import (
     ACK_WAIT_S,
@@ -26,6 +25,7 @@ from elasticflow.shared.runtime.service.command_queue import (
 )
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import History, submit
 from tests.support.service_contexts import service_context

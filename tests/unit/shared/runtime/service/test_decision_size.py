@@ -14,12 +14,12 @@ from elasticflow.shared.messages.events import JobAdmitted, MessageRejected, Pla
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service.host import Host
 from elasticflow.shared.runtime.service.ledger_encoding import ledger_message
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import Policy, UserReplies, planner
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.replay.recorded_ledger import read_entries
 from elasticflow.simulator.replay.retaken_decisions import verify
 from testbed.histories import NOW_S, spec, submit

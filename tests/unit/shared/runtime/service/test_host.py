@@ -19,8 +19,6 @@ from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.limits import MAX_MESSAGE_BYTES
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import LedgerEnd
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.ledger_encoding import MAX_HEADER_BYTES
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
@@ -28,8 +26,10 @@ from elasticflow.shared.state import snapshot_encoding
 from elasticflow.shared.state.job import Phase
 from elasticflow.shared.state.policy import UserReplies, planner
 from elasticflow.shared.state.pool import PoolState
-from elasticflow.simulator.engine.virtual_time import VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_link import DelayedLink
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
+from elasticflow.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from testbed.histories import NOW_S, spec
 from tests.support.one_pool import PLAN, POOL, Fault, FaultyBus, OnePool, Store
 

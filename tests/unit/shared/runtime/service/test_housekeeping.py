@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import CapturingLogger
 
-from elasticflow.shared.runtime.service import housekeeping
-from elasticflow.shared.runtime.service.housekeeping import LAST_RETRY_S, keep_up
+from elasticflow.shared.runtime.service import run_service
+from elasticflow.shared.runtime.service.run_service import LAST_RETRY_S, keep_up
 
-PACKAGE = Path(housekeeping.__file__).parents[3]
+PACKAGE = Path(run_service.__file__).parents[3]
 WITHOUT_WHICH_A_SERVICE_IS_NONE = {
     "services/executor/service.py": {"hosting", "worker_manager", "heartbeat"},
     "services/monitor/service.py": {"node-watch"},
@@ -25,7 +25,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(pause_s: float) -> None:
         paused.append(pause_s)
 
-    monkeypatch.setattr(housekeeping.asyncio, "sleep", sleep)
+    monkeypatch.setattr(run_service.asyncio, "sleep", sleep)
     return paused
 
 

@@ -8,10 +8,10 @@ import pytest
 from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.events import JobCancelled
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
 from elasticflow.shared.runtime.service.ledger_bookmark import LedgerBookmark, older_ledger, unknown_jobs_problem
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.histories import NOW_S, History
 from tests.support.job_files import keep_files
 from tests.support.worker_events import admitted

@@ -7,9 +7,9 @@ import pytest
 
 from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import PlanDecided
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service.ledger_projection import LedgerProjection
 from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 from testbed.histories import NOW_S
 from tests.support.service_contexts import service_context

@@ -20,10 +20,10 @@ from elasticflow.shared.messages.commands import (
 from elasticflow.shared.messages.events import NodeJoined, PoolConfigured
 from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryWorkItem
 from elasticflow.shared.state import pool as pool_module
 from elasticflow.shared.state.fold import plan as plan_module
 from elasticflow.simulator.baselines.policy_catalogue import planners
+from elasticflow.simulator.pipeline.memory_bus import MemoryWorkItem
 from elasticflow.simulator.replay.recorded_ledger import folded, read_entries
 from elasticflow.simulator.replay.retaken_decisions import verify
 from testbed.histories import LINEAR, NOW_S, spec, submit

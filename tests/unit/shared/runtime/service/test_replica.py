@@ -8,7 +8,7 @@ from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus.contract import RETRY_TIMEOUT_S
 from elasticflow.shared.state.policy import planner
-from elasticflow.simulator.engine.virtual_time import VirtualClock
+from elasticflow.simulator.virtual_time import VirtualClock
 from testbed.histories import NOW_S
 from tests.support.one_pool import FaultyBus, OnePool
 

@@ -6,10 +6,10 @@ import pytest
 
 from elasticflow.shared.errors import Unavailable
 from elasticflow.shared.runtime.bus import streams
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
 from elasticflow.shared.runtime.service import snapshot_store
 from elasticflow.shared.runtime.service.snapshot_store import Snapshot
 from elasticflow.shared.state.pool import PoolState
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from testbed.histories import NOW_S
 from tests.support.one_pool import RecordingLog
 

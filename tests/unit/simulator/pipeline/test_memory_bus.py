@@ -9,10 +9,10 @@ import pytest
 from elasticflow.shared.errors import MaybeStored, RequestTimeout
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.messages.subjects import tasks
-from elasticflow.shared.runtime.bus.memory.broker import MemoryBroker, matches
-from elasticflow.shared.runtime.bus.memory.bus import MemoryBus
-from elasticflow.shared.runtime.bus.memory.link import FaultSource, LinkFaults
 from elasticflow.shared.runtime.service.leader_lease import Lease
+from elasticflow.simulator.pipeline.memory_broker import MemoryBroker, matches
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
+from elasticflow.simulator.pipeline.memory_link import FaultSource, LinkFaults
 from tests.support.service_contexts import service_context
 from tests.support.virtual_clock import VirtualClock
 

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticflow.shared.runtime.service.refusal_log import COUNTED_S, MAX_AT_ONCE, RefusalLog
+from elasticflow.shared.runtime.process.logs import COUNTED_S, MAX_AT_ONCE, RefusalLog
 
 
 class Lines:

@@ -44,8 +44,6 @@ from elasticflow.shared.runtime.bus.contract import (
     WorkItem,
     WorkQueue,
 )
-from elasticflow.shared.runtime.bus.memory.broker import Consumer, Listener, MemoryBroker
-from elasticflow.shared.runtime.bus.memory.link import DelayedLink, DirectLink, FaultSource, Link, LinkFaults
 from elasticflow.shared.runtime.bus.streams import (
     MAX_PAYLOAD_BYTES,
     StreamLimits,
@@ -53,6 +51,8 @@ from elasticflow.shared.runtime.bus.streams import (
     stream_configs,
 )
 from elasticflow.shared.runtime.process.clock import Clock, SystemClock
+from elasticflow.simulator.pipeline.memory_broker import Consumer, Listener, MemoryBroker
+from elasticflow.simulator.pipeline.memory_link import DelayedLink, DirectLink, FaultSource, Link, LinkFaults
 
 # --- A subscription of the bus in memory ---------------------------------------------------------------
 

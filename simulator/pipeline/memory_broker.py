@@ -14,9 +14,9 @@ from elasticflow.shared.messages import subjects
 from elasticflow.shared.messages.export import LedgerRecord
 from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import MAX_INBOX, MAX_INBOX_BYTES, Message, Value, is_stored_as
-from elasticflow.shared.runtime.bus.memory.link import Link
 from elasticflow.shared.runtime.bus.streams import MAX_COMMAND_BYTES, MAX_PAYLOAD_BYTES, StreamLimits, is_of_ledger
 from elasticflow.shared.runtime.process.clock import Clock
+from elasticflow.simulator.pipeline.memory_link import Link
 
 # --- stored stream -------------------------------------------------------------------------------------
 # Streams and consumers of the bus in memory: the messages that are kept, and who has which.

@@ -1,13 +1,22 @@
-"""Virtual time: a heap of callbacks, a clock that jumps from one to the next, and an asyncio event loop on it."""
+"""Virtual time: an asyncio event loop, for the real hosts; and a heap of callbacks, for policies without processes.
+
+Both have a clock that jumps from one callback to the next.
+"""
 
 import asyncio
 import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
+
+from elasticflow.shared.messages.commands import Command
+from elasticflow.shared.messages.events import PlanDecided
+from elasticflow.shared.state.fold import ledger_fold
+from elasticflow.shared.state.policy import LedgerMessage, Policy
+from elasticflow.shared.state.pool import PoolState
 
 CHECK_EVERY_S = 0.5  # virtual, between two evaluations of the condition that ends a run
 
@@ -247,21 +256,21 @@ def _wake(woken: "asyncio.Future[None]") -> None:
 
 
 # --- event queue ---------------------------------------------------------------------------------------
-# Virtual time: a heap of callbacks ordered by (time, ticket), and a clock that jumps from one to the next.
+# Virtual time: a heap of callbacks ordered by (time, rank, ticket), and a clock that jumps from one to the next.
 
 
 class Engine:
-    """Callbacks of one instant run in the order in which they were scheduled."""
+    """Callbacks of one instant run by rank, and those of one rank in the order in which they were scheduled."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
         self._tickets = 0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, tuple[int, str], int, Callable[[], None]]] = []
 
-    def at(self, at_s: float, callback: Callable[[], None]) -> None:
+    def at(self, at_s: float, callback: Callable[[], None], *, rank: tuple[int, str] = (0, "")) -> None:
         """Call back at at_s, or now if that has passed."""
         self._tickets += 1
-        heapq.heappush(self._heap, (max(at_s, self.now_s), self._tickets, callback))
+        heapq.heappush(self._heap, (max(at_s, self.now_s), rank, self._tickets, callback))
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
         self.at(self.now_s + delay_s, callback)
@@ -269,5 +278,74 @@ class Engine:
     def run(self, until_s: float, done: Callable[[], bool] = lambda: False) -> None:
         """Run until done(), or until_s, or until nothing is scheduled."""
         while self._heap and self._heap[0][0] <= until_s and not done():
-            self.now_s, _, callback = heapq.heappop(self._heap)
+            self.now_s, _, _, callback = heapq.heappop(self._heap)
             callback()
+
+
+# --- policies on virtual time --------------------------------------------------------------------------
+# The policies of one pool: their folded states, when they decide, when the first one wakes.
+
+NEVER_S = float("inf")
+
+Evolve = Callable[[Any, LedgerMessage, int], Any]
+
+
+class PolicyDriver:
+    """settle: lets all policies decide; called once for all events of one instant, after them."""
+
+    def __init__(self, engine: Engine, policies: Iterable[Policy[Any]], settle: Callable[[], None]) -> None:
+        self._engine, self.policies, self._settle = engine, tuple(policies), settle
+        # one state for each way to fold: a baseline may remember more than the pool
+        self._folded: dict[Evolve, Any] = {ledger_fold.evolve: PoolState()}
+        for policy in self.policies:
+            self._folded.setdefault(policy.evolve, policy.start(PoolState()))
+        self._is_due, self._wake_at_s = False, NEVER_S
+
+    @property
+    def state(self) -> PoolState:
+        """The folded ledger."""
+        return self._folded[ledger_fold.evolve]
+
+    def fold(self, message: LedgerMessage) -> None:
+        """The next message of the ledger."""
+        sequence = self.state.sequence + 1
+        for evolve, state in self._folded.items():
+            self._folded[evolve] = evolve(state, message, sequence)
+
+    def ask(self, policy: Policy[Any], commands: tuple[Command, ...]) -> PlanDecided | None:
+        """What a policy decides now; not folded yet. None if nothing."""
+        now_s = self._engine.now_s
+        events = policy.decide(self._folded[policy.evolve], commands, now_s)
+        if not events:
+            return None
+        return PlanDecided(
+            service=policy.service,
+            based_on=self.state.sequence,
+            now_s=now_s,
+            commands=commands,
+            events=events,
+        )
+
+    def soon(self) -> None:
+        """Let the policies decide at this instant."""
+        if not self._is_due:
+            self._is_due = True
+            self._engine.after(0.0, self._decide)
+
+    def _decide(self) -> None:
+        self._is_due = False
+        self._settle()
+        self._sleep()
+
+    def _sleep(self) -> None:
+        """Decide again when the first policy wakes."""
+        wakes_s = (policy.wake_at_s(self._folded[policy.evolve]) for policy in self.policies)
+        wake_at_s = min((at_s for at_s in wakes_s if at_s is not None), default=NEVER_S)
+        assert wake_at_s > self._engine.now_s, "a policy wakes now and decides nothing"
+        if wake_at_s not in (self._wake_at_s, NEVER_S):
+            self._engine.at(wake_at_s, lambda: self._wake(wake_at_s))
+        self._wake_at_s = wake_at_s
+
+    def _wake(self, at_s: float) -> None:
+        if at_s == self._wake_at_s:
+            self.soon()

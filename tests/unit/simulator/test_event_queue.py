@@ -1,6 +1,6 @@
 """Virtual time of the trace-driven simulation."""
 
-from elasticflow.simulator.engine.virtual_time import Engine
+from elasticflow.simulator.virtual_time import Engine
 
 
 def test_time_never_goes_backwards() -> None:
@@ -30,3 +30,11 @@ def test_a_run_ends_at_its_end_and_goes_on_from_there() -> None:
     assert seen == [1.0, 2.0]
     engine.run(9.0)
     assert seen == [1.0, 2.0, 3.0]
+
+
+def test_callbacks_of_one_instant_run_by_rank_and_then_in_their_order() -> None:
+    engine, seen = Engine(0.0), list[str]()
+    for name, rank in (("last", (2, "")), ("b", (1, "b")), ("a", (1, "a")), ("first", (0, "")), ("second", (0, ""))):
+        engine.at(1.0, lambda name=name: seen.append(name), rank=rank)
+    engine.run(1.0)
+    assert seen == ["first", "second", "a", "b", "last"]

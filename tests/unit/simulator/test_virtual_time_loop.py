@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from elasticflow.simulator.engine.virtual_time import NothingScheduled, VirtualClock, VirtualTimeLoop
+from elasticflow.simulator.virtual_time import NothingScheduled, VirtualClock, VirtualTimeLoop
 
 NOW_S = 1_700_000_000.0
 
