@@ -2,6 +2,7 @@
 
 The result is a claim that `packing_checker` checks; it is none of the scheduler's. The search is greedy: at each
 instant at which schedules change, jobs that end go first, then those that begin are placed, largest first, best fit.
+Where that finds none, chance decides some of the choices, with fixed seeds.
 Where no block is free, smaller jobs move out of one, each at the cost of a stop from what its own schedule spares.
 A job of more GPUs than promises count on within a node needs several smaller blocks, anywhere (docs/adr/0107).
 """
@@ -10,12 +11,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from math import inf
+
+import numpy as np
 
 from elasticflow.simulator.verification.certificate_checker import runs_from, spare_iterations
 from elasticflow.simulator.verification.certificates import CertifiedPromise, Packed, PackedNodes
 
+RESTARTS = 60  # by chance, once both orders have found none
 MAX_BLOCKS_TRIED = 4  # for one job: each moves others, and takes them back if one of them finds no place
 _MARGIN = 1e-6  # of a stop: payments are floats here, and whole numbers in the check
 _Order = Callable[[int, float], tuple[float, float]]
@@ -32,8 +36,15 @@ def find_packing(
     """The blocks of each job from each instant on; None if none is found. positions: of the GPUs that jobs have now."""
     spare = {promise.job.job_id: spare_iterations(promise, now_s) for promise in promises}
     spare_by_job = {job_id: -inf if isinstance(each, str) else float(each) for job_id, each in spare.items()}
-    searches = (_Search(nodes, spare_by_job, order) for order in _ORDERS)
+    greedy = (_Search(nodes, spare_by_job, order) for order in _ORDERS)
+    by_chance = (_Search(nodes, spare_by_job, _by_chance(seed), seed) for seed in range(1, RESTARTS + 1))
+    searches = chain(greedy, by_chance)
     return next((found for each in searches if (found := each.run(promises, positions, now_s)) is not None), None)
+
+
+def _by_chance(seed: int) -> _Order:
+    chance = np.random.default_rng(seed)
+    return lambda num_gpus, moves: (float(chance.random()), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +89,10 @@ class _Nodes:
 
 
 class _Search:
-    def __init__(self, nodes: PackedNodes, spare_by_job: Mapping[str, float], order: _Order) -> None:
+    def __init__(self, nodes: PackedNodes, spare_by_job: Mapping[str, float], order: _Order, seed: int = 0) -> None:
+        """seed: of chance, by which half of the free blocks are chosen; 0: all are by best fit."""
         self._places, self._order = nodes, order
+        self._chance = np.random.default_rng(seed) if seed else None
         self._first = list(accumulate(nodes.num_gpus, initial=0))  # position of each node
         self._nodes = _Nodes([0 for _ in nodes.num_gpus], [{} for _ in nodes.num_gpus], dict(spare_by_job))
         self._gpus_per_replica = dict[str, int]()
@@ -184,11 +197,17 @@ class _Search:
             self._nodes, self._moved = before
         return False
 
-    def _free(self, size: int) -> Iterator[tuple[int, int, _Part]]:
+    def _free(self, size: int) -> Iterator[tuple[float, int, _Part]]:
         """The free blocks of each node, each with the size of the free part around it."""
         for node, taken in enumerate(self._nodes.taken):
             for around, start in _free_blocks(taken, size, self._places.num_gpus[node]):
-                yield around, node, _Part(node, start, size)
+                yield self._fit(around), node, _Part(node, start, size)
+
+    def _fit(self, around: int) -> float:
+        """How well a block fits: the free part around it, the smaller the better; now and then by chance."""
+        if self._chance is None or self._chance.random() < 0.5:
+            return around
+        return float(self._chance.random())
 
     def _clearable(self, size: int, num_gpus: int) -> Iterator[tuple[tuple[float, ...], _Part]]:
         """Blocks whose jobs are smaller and can pay for their move, in the order of this search."""

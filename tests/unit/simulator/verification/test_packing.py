@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow.simulator.verification import packing_search
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
     CertifiedPromise,
@@ -77,6 +78,16 @@ def test_a_job_that_can_pay_moves_when_another_needs_its_node() -> None:
     assert check_packing(found) == []
     moved = [each for each in found.packing if each.from_s == 150.0 and each.job_id != "wide"]
     assert len(moved) == 1
+
+
+def test_chance_finds_right_packings_where_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_search, "_ORDERS", ())
+    found = packed(*with_a_wide_job(moves=1.5))
+    assert found is not None
+    assert check_packing(found) == []
+    assert found == packed(*with_a_wide_job(moves=1.5)), "the seeds are fixed"
+    monkeypatch.setattr(packing_search, "RESTARTS", 0)
+    assert packed(*with_a_wide_job(moves=1.5)) is None
 
 
 def test_where_no_job_can_pay_for_the_block_there_is_no_packing() -> None:
