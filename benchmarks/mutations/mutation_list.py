@@ -361,8 +361,8 @@ _PLANS = (
     Mutation(
         name="claims for more GPUs believed",
         file="shared/scheduling/jobs/scheduler_view.py",
-        old="    return _credible(_rates_at_worst(state, measured), measured)\n",
-        new="    return _rates_at_worst(state, measured)\n",
+        old="    return _credible(_rates_at_worst(state, measured, promised_at_s), measured)\n",
+        new="    return _rates_at_worst(state, measured, promised_at_s)\n",
         tests=("tests/unit/shared/state/fold/test_speeds_at_places.py",),
         loses="a tenant that exaggerates breaks a promise of another, although its speed on one GPU is known",
     ),

@@ -13,6 +13,7 @@ from elasticflow.shared.scheduling.admission.admission_plan import Proposal
 from elasticflow.shared.scheduling.admission.admission_search import AdmissionSearch, end_under_s
 from elasticflow.shared.scheduling.admission.planned_pool import PlannedPool, planned_pool
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, gpu_seconds
+from elasticflow.shared.scheduling.jobs.promised_levels import promised_at_s
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     PlannedTime,
     known_curve,
@@ -101,7 +102,7 @@ def own(found: Found) -> Schedule:
 def _on_present_terms(session: AdmissionSession, others: PlannedPool, job: Job) -> SchedulableJob | None:
     row = next((row for row, listed in enumerate(others.listed) if listed.job_id == job.job_id), None)
     state = session.state
-    curve = known_curve(state, spec_of(job), job.speed, session.cache.curves)
+    curve = known_curve(state, spec_of(job), job.speed, session.cache.curves, promised_at_s=promised_at_s(job))
     if row is None or curve is None:
         return None
     jobs = others.plan.table.jobs

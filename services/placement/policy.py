@@ -40,6 +40,7 @@ from elasticflow.shared.messages.events import PlacedJob, PlacementDecided
 from elasticflow.shared.messages.gpus import GpuId, segments
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.admission.planned_pool import planned_pool, profiling_loans
+from elasticflow.shared.scheduling.jobs.promised_levels import claimed_levels, promised_at_s, promised_levels
 from elasticflow.shared.scheduling.jobs.scaling_curve import PlacementCurves, ScalingCurve, placement_curves
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
@@ -47,7 +48,6 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     iteration_at,
     known_curve,
     migration_cost_of,
-    promised_levels,
     resize_cost_of,
     stalled_until_s,
 )
@@ -172,7 +172,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
     jobs, topology = list(state.live_jobs.values()), pool_topology(state)
     due, now_s, joined = asked.due.intersection(state.live_jobs), asked.now_s, _within(state, asked.kept)
     unplanned = [job for job in jobs if not job.planned_share and job.job_id not in due]
-    last = cache.last_positions(topology)
+    last = cache.last_positions(topology, claimed_levels(state))
     claims = {job.job_id: job.own_gpus for job in jobs if has_claim(state, job)}
     others = {job.job_id: job.own_gpus for job in unplanned}
     if not due and not any_spread(last, others) and not any_unmet_claim(last, claims):
@@ -383,7 +383,7 @@ def displacement_gpu_seconds(
     if job.restarts_to_resize or (job.pinned and not replans):
         return math.inf
     stop_s = migration_cost_of(state, spec_of(job)).seconds(job.num_gpus)
-    curve = known_curve(state, spec_of(job), job.speed, curves)
+    curve = known_curve(state, spec_of(job), job.speed, curves, promised_at_s=promised_at_s(job))
     if curve is None or not job.planned_share:
         return BROKEN_S * len(job.gpus)  # its promise is broken, and keeps no other one from being kept
     if _spare_iterations(state, job, curve, now_s) < stop_s * _planned_rate(job, curve, now_s):

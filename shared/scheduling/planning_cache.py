@@ -13,7 +13,7 @@ from elasticflow.shared.scheduling.availability.availability_profile import Scra
 from elasticflow.shared.scheduling.jobs.live_jobs import LiveJobRows
 from elasticflow.shared.scheduling.jobs.scheduler_view import KnownCurves
 from elasticflow.shared.scheduling.placement.buddy_blocks import LastPositions
-from elasticflow.shared.state.topology import Topology
+from elasticflow.shared.state.topology import Level, Topology
 
 Arguments = TypeVarTuple("Arguments")
 Answer = TypeVar("Answer")
@@ -48,8 +48,10 @@ class PlanningCache:
         answer: Answer = known[1]
         return answer
 
-    def last_positions(self, topology: Topology) -> LastPositions:
-        """The last placement on this topology, and its buddy blocks."""
-        if self._positions is None or self._positions.topology != topology:
-            self._positions = LastPositions(topology)
+    def last_positions(self, topology: Topology, claimed_levels: tuple[Level, ...]) -> LastPositions:
+        """The last placement on this topology, and its buddy blocks. claimed_levels: see `Blocks`."""
+        known = self._positions
+        if known is None or (known.topology, known.blocks.claimed_levels) != (topology, claimed_levels):
+            self._positions = LastPositions(topology, claimed_levels)
+        assert self._positions is not None
         return self._positions

@@ -6,7 +6,8 @@ Racks may stand in rows and rows in halls: the name of a rack is a path, "hall-1
 Source: ElasticFlow, section 4.3.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice, takewhile
@@ -111,10 +112,15 @@ class Topology:
     @cached_property
     def block_levels(self) -> tuple[Level, ...]:
         """What connects the GPUs of the worst buddy block of 1, 2, 4, ... GPUs (ElasticFlow, section 4.3)."""
-        worst_by_size = dict[int, Level]()
+        return tuple(max(count_by_level) for count_by_level in self.num_blocks)
+
+    @cached_property
+    def num_blocks(self) -> tuple[Mapping[Level, int], ...]:
+        """How many buddy blocks of 1, 2, 4, ... GPUs there are, by what connects them."""
+        counts = defaultdict[int, dict[Level, int]](dict)
         for block in self.blocks:
-            _note_levels(block, worst_by_size)
-        return tuple(level for _, level in sorted(worst_by_size.items()))
+            _count(block, counts)
+        return tuple(count_by_level for _, count_by_level in sorted(counts.items()))
 
     def block_level(self, num_gpus: int) -> Level:
         """What connects the worst buddy block of so many GPUs; CLUSTER if there is none."""
@@ -187,11 +193,12 @@ def _paired(part: Branch | GpuId) -> list[Block]:
     return list(alone.values())
 
 
-def _note_levels(block: Block, worst_by_size: dict[int, Level]) -> None:
-    worst_by_size[block.size] = max(worst_by_size.get(block.size, GPU), block.level)
+def _count(block: Block, counts: defaultdict[int, dict[Level, int]]) -> None:
+    of_size = counts[block.size]
+    of_size[block.level] = of_size.get(block.level, 0) + 1
     if not isinstance(block.halves, GpuId):
         for half in block.halves:
-            _note_levels(half, worst_by_size)
+            _count(half, counts)
 
 
 def num_shared(paths: Sequence[tuple[str, ...]]) -> int:

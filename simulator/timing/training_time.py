@@ -5,7 +5,7 @@ resize cost, read from a file (`overhead`), or fitted to a recorded ledger (`rec
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -181,10 +181,10 @@ class Places:
             for n, rate in rate_by_num_gpus.items()
         }
 
-    def on_blocks(self, curve: ScalingCurve) -> ScalingCurve:
-        """The speeds on the worst buddy block of each size."""
-        factors = (self._factor(n, self._nodes_of_block(n)) for n in curve.num_gpus_L)
-        rates = (rate * factor for rate, factor in zip(curve.iterations_per_s_L, factors, strict=True))
+    def on_blocks(self, curve: ScalingCurve, within_a_node: Collection[int]) -> ScalingCurve:
+        """The speeds on the worst buddy block of each size, of which some are within a node."""
+        apart = self.apart(curve.rate_by_num_gpus)
+        rates = (rate if n in within_a_node else apart[n] for n, rate in curve.rate_by_num_gpus.items())
         return ScalingCurve(curve.num_gpus_L, tuple(rates))
 
     def _nodes_of_block(self, num_gpus: int) -> int:

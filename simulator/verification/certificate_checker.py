@@ -27,6 +27,7 @@ from elasticflow.simulator.verification.certificates import (
     Held,
     Level,
     Packed,
+    PackedNodes,
     PackingCertificate,
     PromiseCertificate,
     RejectionCertificate,
@@ -307,7 +308,7 @@ def _changes(promise: CertifiedPromise, placed: list[Packed], certificate: Packi
         if not here or here[0].from_s != run.start_s:
             raise _WrongError(f"it has no GPUs from {run.start_s} s on")
         for packed in here:
-            _require_blocks(packed, run, certificate)
+            _require_blocks(packed, run.num_gpus, promise.job.gpus_per_replica, certificate.nodes)
         moves = sum(_positions(one) != _positions(other) for one, other in pairwise(here))
         if run.start_s == certificate.now_s and run.num_gpus == promise.job.current_num_gpus:
             moves += _positions(here[0]) != set(certificate.positions.get(promise.job.job_id, ()))
@@ -325,12 +326,21 @@ def _changes(promise: CertifiedPromise, placed: list[Packed], certificate: Packi
     return changes
 
 
-def _require_blocks(packed: Packed, run: Held, certificate: PackingCertificate) -> None:
-    """A job of a node or less has one aligned block, a larger one whole nodes."""
-    size, last = min(run.num_gpus, certificate.gpus_per_node), certificate.num_gpus - packed.size
-    is_enough = packed.size == size and len(_positions(packed)) == run.num_gpus
-    if not is_enough or any(start % size or not 0 <= start <= last for start in packed.starts):
-        raise _WrongError(f"its GPUs at {packed.from_s} s are no block of {run.num_gpus}")
+def _require_blocks(packed: Packed, num_gpus: int, gpus_per_replica: int, nodes: PackedNodes) -> None:
+    """A job has one aligned block within a node if its promise counts on that, else several smaller ones."""
+    size = nodes.unit(num_gpus, gpus_per_replica)
+    is_enough = packed.size == size and len(_positions(packed)) == num_gpus
+    if not is_enough or not all(_is_block(start, size, nodes.num_gpus) for start in packed.starts):
+        raise _WrongError(f"its GPUs at {packed.from_s} s are no block of {num_gpus}")
+
+
+def _is_block(start: int, size: int, num_gpus_by_node: tuple[int, ...]) -> bool:
+    """Whether so many GPUs from there on are an aligned block within a node."""
+    for num_gpus in num_gpus_by_node:
+        if 0 <= start < num_gpus:
+            return start % size == 0 and start + size <= num_gpus
+        start -= num_gpus
+    return False
 
 
 def _positions(packed: Packed) -> set[int]:

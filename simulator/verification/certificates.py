@@ -7,7 +7,7 @@ JSON without the loss of a bit.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -113,18 +113,48 @@ class RejectionCertificate:
     later: tuple[GpusFrom, ...] = ()
 
 
+class PackedNodes(NamedTuple):
+    """num_gpus: of each node. within_a_node: the numbers of GPUs of which promises count on a block within a node; of
+    others they count on such blocks of the next smaller of these numbers, anywhere."""
+
+    num_gpus: tuple[int, ...]
+    within_a_node: tuple[int, ...]
+
+    @staticmethod
+    def of(num_gpus: Sequence[int]) -> "PackedNodes":
+        """These nodes, and the numbers of GPUs of which all blocks are within a node."""
+        return PackedNodes(tuple(num_gpus), tuple(sorted(sizes_within_a_node(num_gpus))))
+
+    def unit(self, num_gpus: int, gpus_per_replica: int = 1) -> int:
+        """The size of the blocks that a job with so many GPUs needs: of whole replicas."""
+        return max(max(size for size in self.within_a_node if size <= num_gpus), gpus_per_replica)
+
+
+def sizes_within_a_node(num_gpus: Iterable[int]) -> set[int]:
+    """The powers of two of which all buddy blocks are within a node, if nodes have so many GPUs each.
+
+    A node is split into powers of two, largest first. What is left of two nodes makes a block on both.
+    """
+    nodes, found, num_apart, size = list(num_gpus), set[int](), 0, 1
+    while size <= max(nodes, default=0):
+        if not num_apart:
+            found.add(size)
+        num_apart = (num_apart + sum(bool(each & size) for each in nodes)) // 2
+        size *= 2
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingCertificate:
     """All promised jobs have whole blocks at each instant, and those that move for that can pay the stops.
 
+    nodes: see `PackedNodes`.
     positions: of the GPUs that each job has now, in the order of the nodes; a job that has just begun has none.
-    packing: the blocks of each job from each instant on. gpus_per_node: the largest power of two that divides the
-    number of GPUs of each node.
+    packing: the blocks of each job from each instant on.
     """
 
     now_s: float
-    num_gpus: int
-    gpus_per_node: int
+    nodes: PackedNodes
     promises: tuple[CertifiedPromise, ...]
     positions: Mapping[str, tuple[int, ...]]
     packing: tuple[Packed, ...]

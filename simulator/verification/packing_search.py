@@ -2,19 +2,24 @@
 
 The result is a claim that `check_packing` checks; it is none of the scheduler's. The search is greedy: at each
 instant at which schedules change, jobs that end go first, then those that begin are placed, largest first, best fit.
+Where that finds none, chance decides some of the choices, with fixed seeds.
 Where no block is free, smaller jobs move out of one, each at the cost of a stop from what its own schedule spares.
-Positions are GPUs of equal nodes, each a power of two. A job of more than a node needs any whole nodes (docs/adr/0107).
+A job of more GPUs than promises count on within a node needs several smaller blocks, anywhere (docs/adr/0107).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from math import inf
 
-from elasticflow.simulator.verification.certificate_checker import runs_from, spare_iterations
-from elasticflow.simulator.verification.certificates import CertifiedPromise, Packed
+import numpy as np
 
+from elasticflow.simulator.verification.certificate_checker import runs_from, spare_iterations
+from elasticflow.simulator.verification.certificates import CertifiedPromise, Packed, PackedNodes
+
+RESTARTS = 60  # by chance, once both orders have found none
 MAX_BLOCKS_TRIED = 4  # for one job: each moves others, and takes them back if one of them finds no place
 _MARGIN = 1e-6  # of a stop: payments are floats here, and whole numbers in the check
 _Order = Callable[[int, float], tuple[float, float]]
@@ -25,23 +30,21 @@ _ORDERS: tuple[_Order, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EqualNodes:
-    """gpus_per_node: a power of two. Nodes of several or odd sizes count as several of the largest one that divides all
-    sizes: the worst block of more GPUs consists of such parts, and a job has them anywhere (`Blocks.unit`)."""
-
-    num_nodes: int
-    gpus_per_node: int
-
-
 def find_packing(
-    promises: Sequence[CertifiedPromise], positions: Mapping[str, tuple[int, ...]], nodes: EqualNodes, now_s: float
+    promises: Sequence[CertifiedPromise], positions: Mapping[str, tuple[int, ...]], nodes: PackedNodes, now_s: float
 ) -> tuple[Packed, ...] | None:
     """The blocks of each job from each instant on; None if none is found. positions: of the GPUs that jobs have now."""
     spare = {promise.job.job_id: spare_iterations(promise, now_s) for promise in promises}
     spare_by_job = {job_id: -inf if isinstance(each, str) else float(each) for job_id, each in spare.items()}
-    searches = (_Search(nodes, spare_by_job, order) for order in _ORDERS)
+    greedy = (_Search(nodes, spare_by_job, order) for order in _ORDERS)
+    by_chance = (_Search(nodes, spare_by_job, _by_chance(seed), seed) for seed in range(1, RESTARTS + 1))
+    searches = chain(greedy, by_chance)
     return next((found for each in searches if (found := each.run(promises, positions, now_s)) is not None), None)
+
+
+def _by_chance(seed: int) -> _Order:
+    chance = np.random.default_rng(seed)
+    return lambda num_gpus, moves: (float(chance.random()), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,10 @@ class _Part:
 
 @dataclass(slots=True)
 class _Nodes:
-    """taken: positions of each node, as bits. here: the jobs on each node. spare: iterations of each job."""
+    """taken: positions of each node, as bits. here: those of each job on each node. spare: iterations of each job."""
 
     taken: list[int]
-    here: list[dict[str, _Part]]
+    here: list[dict[str, int]]
     spare: dict[str, float]
     parts: dict[str, list[_Part]] = field(default_factory=dict[str, list[_Part]])
 
@@ -72,24 +75,27 @@ class _Nodes:
     def put(self, job_id: str, parts: list[_Part]) -> None:
         for part in parts:
             self.taken[part.node] |= part.bits
-            self.here[part.node][job_id] = part
+            self.here[part.node][job_id] = self.here[part.node].get(job_id, 0) | part.bits
         self.parts[job_id] = parts
 
     def remove(self, job_id: str) -> None:
         for part in self.parts.pop(job_id):
             self.taken[part.node] &= ~part.bits
-            del self.here[part.node][job_id]
+            self.here[part.node].pop(job_id, None)
 
     def within(self, block: _Part) -> list[str]:
         """The jobs on any GPU of a block."""
-        return [job_id for job_id, part in self.here[block.node].items() if part.bits & block.bits]
+        return [job_id for job_id, held in self.here[block.node].items() if held & block.bits]
 
 
 class _Search:
-    def __init__(self, nodes: EqualNodes, spare_by_job: Mapping[str, float], order: _Order) -> None:
-        self._gpus_per_node, self._order = nodes.gpus_per_node, order
-        everywhere = range(nodes.num_nodes)
-        self._nodes = _Nodes([0 for _ in everywhere], [{} for _ in everywhere], dict(spare_by_job))
+    def __init__(self, nodes: PackedNodes, spare_by_job: Mapping[str, float], order: _Order, seed: int = 0) -> None:
+        """seed: of chance, by which half of the free blocks are chosen; 0: all are by best fit."""
+        self._places, self._order = nodes, order
+        self._chance = np.random.default_rng(seed) if seed else None
+        self._first = list(accumulate(nodes.num_gpus, initial=0))  # position of each node
+        self._nodes = _Nodes([0 for _ in nodes.num_gpus], [{} for _ in nodes.num_gpus], dict(spare_by_job))
+        self._gpus_per_replica = dict[str, int]()
         self._sizes = dict[str, int]()  # numbers of GPUs that jobs hold
         self._costs = dict[str, dict[int, float]]()  # iterations of a stop, by number of GPUs
         self._settled = set[str]()  # jobs that begin at this instant: no move of theirs costs more
@@ -102,6 +108,7 @@ class _Search:
         begins, ends = list[tuple[float, int, str]](), list[tuple[float, str]]()
         for promise in promises:
             job_id = promise.job.job_id
+            self._gpus_per_replica[job_id] = promise.job.gpus_per_replica
             self._costs[job_id] = {
                 level.num_gpus: level.iterations_per_s * level.stop_s * (1.0 + _MARGIN) for level in promise.job.levels
             }
@@ -126,7 +133,7 @@ class _Search:
         job_id = promise.job.job_id
         if start_s != now_s or num_gpus != promise.job.current_num_gpus:
             return False
-        parts = self._parts_at(held, num_gpus)
+        parts = self._parts_at(held, num_gpus, self._unit(job_id, num_gpus))
         if parts is None:
             self._nodes.spare[job_id] -= self._costs[job_id][num_gpus]
             return False
@@ -145,25 +152,31 @@ class _Search:
             self._pack(job_id, at_s)
         return all(self._nodes.spare[job_id] >= 0.0 for job_id in self._settled)
 
-    def _parts_at(self, positions: tuple[int, ...], num_gpus: int) -> list[_Part] | None:
-        """The blocks at these positions; None if they are none."""
-        size = min(num_gpus, self._gpus_per_node)
+    def _unit(self, job_id: str, num_gpus: int) -> int:
+        return self._places.unit(num_gpus, self._gpus_per_replica[job_id])
+
+    def _parts_at(self, positions: tuple[int, ...], num_gpus: int, size: int) -> list[_Part] | None:
+        """The blocks of `size` GPUs at these positions; None if they are none."""
         starts = sorted(positions)[::size]
         if [start + at for start in starts for at in range(size)] != sorted(positions) or len(positions) != num_gpus:
             return None
-        if any(start % size for start in starts):
-            return None
-        return [_Part(start // self._gpus_per_node, start % self._gpus_per_node, size) for start in starts]
+        nodes = [bisect_right(self._first, start) - 1 for start in starts]
+        parts = [_Part(node, start - self._first[node], size) for node, start in zip(nodes, starts, strict=True)]
+        is_block = all(
+            part.start % size == 0 and part.start + size <= self._places.num_gpus[part.node] for part in parts
+        )
+        return parts if is_block else None
 
     def _pack(self, job_id: str, from_s: float) -> None:
         parts = self._nodes.parts[job_id]
-        starts = tuple(part.node * self._gpus_per_node + part.start for part in parts)
+        starts = tuple(self._first[part.node] + part.start for part in parts)
         self._found[job_id, from_s] = Packed(job_id, from_s, parts[0].size, starts)
 
     def _place(self, job_id: str) -> bool:
         """Place a job on free blocks, or on those that smaller jobs leave."""
         num_gpus = self._sizes[job_id]
-        size, count = min(num_gpus, self._gpus_per_node), max(num_gpus // self._gpus_per_node, 1)
+        size = self._unit(job_id, num_gpus)
+        count = num_gpus // size
         free = [part for _, _, part in sorted(self._free(size), key=lambda each: each[:2])[:count]]
         missing = count - len(free)
         if not missing:
@@ -173,7 +186,7 @@ class _Search:
         for first in range(min(max(len(candidates) - missing + 1, 0), MAX_BLOCKS_TRIED)):
             before = self._nodes.copy(), set(self._moved)
             emptied = candidates[first : first + missing]
-            leaving = [other for block in emptied for other in self._nodes.within(block)]
+            leaving = list(dict.fromkeys(other for block in emptied for other in self._nodes.within(block)))
             for other in leaving:
                 self._pay(other)
                 self._nodes.remove(other)
@@ -184,17 +197,22 @@ class _Search:
             self._nodes, self._moved = before
         return False
 
-    def _free(self, size: int) -> Iterator[tuple[int, int, _Part]]:
-        """The best free block of each node, those in the smallest free part first."""
+    def _free(self, size: int) -> Iterator[tuple[float, int, _Part]]:
+        """The free blocks of each node, each with the size of the free part around it."""
         for node, taken in enumerate(self._nodes.taken):
-            fit = _best_fit(taken, size, self._gpus_per_node)
-            if fit is not None:
-                yield fit[0], node, _Part(node, fit[1], size)
+            for around, start in _free_blocks(taken, size, self._places.num_gpus[node]):
+                yield self._fit(around), node, _Part(node, start, size)
+
+    def _fit(self, around: int) -> float:
+        """How well a block fits: the free part around it, the smaller the better; now and then by chance."""
+        if self._chance is None or self._chance.random() < 0.5:
+            return around
+        return float(self._chance.random())
 
     def _clearable(self, size: int, num_gpus: int) -> Iterator[tuple[tuple[float, ...], _Part]]:
         """Blocks whose jobs are smaller and can pay for their move, in the order of this search."""
         for node, taken in enumerate(self._nodes.taken):
-            for start in range(0, self._gpus_per_node, size):
+            for start in range(0, self._places.num_gpus[node] - size + 1, size):
                 block = _Part(node, start, size)
                 others = self._nodes.within(block)
                 if not others or any(self._sizes[other] >= num_gpus for other in others):
@@ -216,16 +234,16 @@ class _Search:
 
 
 @lru_cache(maxsize=1 << 16)
-def _best_fit(taken: int, size: int, gpus_per_node: int) -> tuple[int, int] | None:
-    """The free block of `size` in the smallest free part of a node: the size of that part, and the start."""
+def _free_blocks(taken: int, size: int, num_gpus: int) -> tuple[tuple[int, int], ...]:
+    """The free blocks of `size` GPUs of a node: the size of the free part around each, and its start."""
     found = list[tuple[int, int]]()
-    for start in range(0, gpus_per_node, size):
+    for start in range(0, num_gpus - size + 1, size):
         around, begin = size, start
         if taken >> start & ((1 << size) - 1):
             continue
-        while around < gpus_per_node and not taken >> (wider := begin // (2 * around) * 2 * around) & (
-            (1 << 2 * around) - 1
-        ):
+        while (wider := begin // (2 * around) * 2 * around) + 2 * around <= num_gpus:
+            if taken >> wider & ((1 << 2 * around) - 1):
+                break
             around, begin = 2 * around, wider
         found.append((around, start))
-    return min(found, default=None)
+    return tuple(sorted(found))

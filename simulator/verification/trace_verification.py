@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from elasticflow.shared.frozen_values import memoize_last
+from elasticflow.shared.frozen_values import memoize_last, memoize_recent
 from elasticflow.shared.messages.events import (
     AllocationDecided,
     GpuTypeChanged,
@@ -30,7 +30,7 @@ from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.rejection import InfeasibleProgram, OverloadedInterval, Unproven
 from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
-from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost
+from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.fold.ledger_fold import apply
 from elasticflow.shared.state.gpu_types import as_recorded, parts
 from elasticflow.shared.state.job import Job
@@ -43,11 +43,13 @@ from elasticflow.simulator.verification.certificates import (
     GpusFrom,
     Held,
     Level,
+    PackedNodes,
     PackingCertificate,
     PromiseCertificate,
     RejectionCertificate,
+    sizes_within_a_node,
 )
-from elasticflow.simulator.verification.packing_search import EqualNodes, find_packing
+from elasticflow.simulator.verification.packing_search import find_packing
 from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Workload
 
 # --- certified jobs ------------------------------------------------------------------------------------
@@ -55,11 +57,15 @@ from elasticflow.simulator.workload.workload import ClusterShape, TraceJob, Work
 
 
 class CertifiedJobs:
-    """The jobs that run on one GPU type. Their deadlines and iterations are those of the trace until an amendment."""
+    """The jobs that run on one GPU type. Their deadlines and iterations are those of the trace until an amendment.
 
-    def __init__(self, workload: Workload, resize_cost: ResizeCost) -> None:
+    places: see `TraceVerification`. A promise counts on the worst blocks that its nodes can make: those that the pool
+    remembers, without those that joined for the first time after the promise.
+    """
+
+    def __init__(self, workload: Workload, resize_cost: ResizeCost, places: Places | None = None) -> None:
         self._traced = {job.job_id: job for job in workload.jobs}
-        self._levels = {job.job_id: _levels(job, resize_cost) for job in workload.jobs}
+        self._places, self._on_blocks = places, dict[tuple[str, frozenset[int]], _OnBlocks]()
         self._terms = {job.job_id: (float(job.num_iterations), job.deadline_s) for job in workload.jobs}
         self._resize_cost = resize_cost
 
@@ -70,8 +76,11 @@ class CertifiedJobs:
     def amend(self, job_id: str, num_iterations: float, deadline_s: float | None) -> None:
         self._terms[job_id] = (num_iterations, deadline_s)
 
-    def at(self, job_id: str, job: Job | None, now_s: float) -> CertifiedJob:
-        """job: None if this decision admits or rejects it."""
+    def at(self, job_id: str, state: PoolState, now_s: float, *, is_new: bool = False) -> CertifiedJob:
+        """The job in this state. is_new: this decision admits or rejects it."""
+        job = None if is_new else state.live_jobs.get(job_id)
+        promised_at_s = now_s if job is None or job.admitted_at_s is None else job.admitted_at_s
+        curve, levels = self._speeds(job_id, state.nodes, promised_at_s)
         traced, (num_iterations, deadline_s) = self._traced[job_id], self._terms[job_id]
         assert deadline_s is not None, job_id
         iteration, num_gpus, stalled_until_s = 0.0, 0, 0.0
@@ -80,18 +89,45 @@ class CertifiedJobs:
             num_gpus = 0 if job.broken or job.num_added_gpus else len(job.gpus)
         if job is not None and num_gpus:
             if job.training:
-                iteration += traced.curve.throughput(num_gpus) * (now_s - job.progressed_at_s)
+                iteration += curve.throughput(num_gpus) * (now_s - job.progressed_at_s)
             else:
                 stalled_until_s = job.placed_at_s + self._resize_cost.seconds(num_gpus)
         return CertifiedJob(
             job_id=job_id,
             remaining_iterations=num_iterations - iteration,
             deadline_s=deadline_s,
-            levels=self._levels[job_id],
+            levels=levels,
             gpus_per_replica=traced.gpus_per_replica,
             current_num_gpus=num_gpus,
             stalled_until_s=stalled_until_s,
         )
+
+    def _speeds(self, job_id: str, nodes: Map[str, NodeState], promised_at_s: float) -> "_OnBlocks":
+        if self._places is None:
+            within = frozenset[int]()
+        else:
+            within = frozenset(sizes_within_a_node(_remembered(nodes, promised_at_s)))
+        if (job_id, within) not in self._on_blocks:
+            job = self._traced[job_id]
+            curve = job.curve if self._places is None else self._places.on_blocks(job.curve, within)
+            levels = _levels(replace(job, curve=curve), self._resize_cost)
+            self._on_blocks[job_id, within] = _OnBlocks(curve, levels)
+        return self._on_blocks[job_id, within]
+
+
+class _OnBlocks(NamedTuple):
+    curve: ScalingCurve
+    levels: tuple[Level, ...]
+
+
+@memoize_recent
+def _remembered(nodes: Map[str, NodeState], promised_at_s: float) -> tuple[int, ...]:
+    """The GPUs of each node that a promise of that instant counts with, up or not."""
+    return tuple(
+        node.num_gpus
+        for node in nodes.values()
+        if not node.alive or node.earlier_incarnations or node.since_s <= promised_at_s
+    )
 
 
 def state_of(job: Job | None) -> tuple[object, ...]:
@@ -148,8 +184,13 @@ class TraceVerification:
     places are equal, or while nodes are about to end. They hold while no more nodes are lost.
     """
 
-    def __init__(self, workload: Workload, resize_cost: ResizeCost, *, has_places: bool = False) -> None:
-        self._jobs, self._checker, self._has_places = CertifiedJobs(workload, resize_cost), Checker(), has_places
+    def __init__(self, workload: Workload, resize_cost: ResizeCost, *, places: Places | None = None) -> None:
+        """places: None: all are equal."""
+        self._jobs, self._checker, self._has_places = (
+            CertifiedJobs(workload, resize_cost, places),
+            Checker(),
+            places is not None,
+        )
         self._certified: dict[str, _Certified] = {}
         self._void = set[str]()  # jobs with a void promise
         self._exposed = set[str]()  # jobs that another loss may make late: once void, or promised beside such jobs
@@ -273,7 +314,7 @@ class TraceVerification:
         known = self._certified.get(job_id)
         schedule = known.schedule if known and steps is None else _schedule_of(steps or ())
         self._certified[job_id] = _Certified(job, state_of(job), schedule, *_held_at(schedule, now_s))
-        return CertifiedPromise(job=self._jobs.at(job_id, job, now_s), schedule=schedule)
+        return CertifiedPromise(job=self._jobs.at(job_id, state, now_s), schedule=schedule)
 
     def _check(self, promises: Iterable[CertifiedPromise], now_s: float, gpus: tuple[GpusFrom, ...]) -> list[str]:
         ended, self._ended = tuple(self._ended), []
@@ -296,15 +337,14 @@ class TraceVerification:
             return []
         starts = accumulate((count for _, count in nodes), initial=0)
         first = {node_id: start for (node_id, _), start in zip(nodes, starts, strict=False)}
-        gpus_per_node = min(count & -count for _, count in nodes)
         promises, positions = list[CertifiedPromise](), dict[str, tuple[int, ...]]()
         for job_id, certified in self._certified.items():
             job = state.live_jobs.get(job_id)
-            promises.append(CertifiedPromise(job=self._jobs.at(job_id, job, now_s), schedule=certified.schedule))
+            promises.append(CertifiedPromise(job=self._jobs.at(job_id, state, now_s), schedule=certified.schedule))
             held = job.gpus if job is not None else ()
             positions[job_id] = tuple(first[gpu.node_id] + gpu.gpu_index for gpu in held if gpu.node_id in first)
-        equal = EqualNodes(num_nodes=num_gpus // gpus_per_node, gpus_per_node=gpus_per_node)
-        packing = find_packing(promises, positions, equal, now_s)
+        packed_nodes = PackedNodes.of([count for _, count in nodes])
+        packing = find_packing(promises, positions, packed_nodes, now_s)
         if packing is None:
             self.packings_missing += 1
             return []
@@ -312,8 +352,7 @@ class TraceVerification:
         return check_packing(
             PackingCertificate(
                 now_s=now_s,
-                num_gpus=num_gpus,
-                gpus_per_node=gpus_per_node,
+                nodes=packed_nodes,
                 promises=tuple(promises),
                 positions=positions,
                 packing=packing,
@@ -348,8 +387,8 @@ class TraceVerification:
             now_s=now_s,
             num_gpus=num_gpus,
             later=tuple(later),
-            arriving_job=_on_whole_replicas(self._jobs.at(event.job_id, None, now_s), state),
-            promised=tuple(self._jobs.at(job_id, state.live_jobs.get(job_id), now_s) for job_id in beside),
+            arriving_job=_on_whole_replicas(self._jobs.at(event.job_id, state, now_s, is_new=True), state),
+            promised=tuple(self._jobs.at(job_id, state, now_s) for job_id in beside),
             infeasibility_certificate=event.infeasibility_certificate,
         )
         problems = self._checker.check_rejection(rejection)
@@ -413,12 +452,9 @@ class VerificationByType:
     ) -> None:
         """places: None: all are equal. Else promises count on the worst buddy block of each size."""
         self.blocks = PlacedBlocks(cluster)
-        of_type = {gpu_type: workload.on_type(gpu_type) for gpu_type in cluster.gpu_types}
-        if places is not None:
-            of_type = {gpu_type: _on_blocks(each, places) for gpu_type, each in of_type.items()}
         self._by_type = {
-            gpu_type: TraceVerification(each, resize_cost, has_places=places is not None)
-            for gpu_type, each in of_type.items()
+            gpu_type: TraceVerification(workload.on_type(gpu_type), resize_cost, places=places)
+            for gpu_type in cluster.gpu_types
         }
 
     @property
@@ -473,10 +509,6 @@ class VerificationByType:
         for name, verification in self._by_type.items():
             recorded = as_recorded(state, name)
             yield verification, by_recorded[recorded], recorded
-
-
-def _on_blocks(workload: Workload, places: Places) -> Workload:
-    return replace(workload, jobs=tuple(replace(job, curve=places.on_blocks(job.curve)) for job in workload.jobs))
 
 
 def _of_type(part: PoolState, recorded: str, events: Iterable[PlanEvent]) -> Iterator[PlanEvent]:

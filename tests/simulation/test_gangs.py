@@ -79,3 +79,11 @@ def test_baselines_take_the_gpus_of_a_replica_for_the_fewest() -> None:
     gangs = [fate for fate in outcome.result.fates if fate.job.min_gpus > 1]
     assert gangs
     assert all(each.num_gpus >= fate.job.min_gpus for fate in gangs for each in fate.occupancies)
+
+
+@pytest.mark.parametrize("seed", [6, 30, 54])
+def test_no_promise_of_a_node_alone_breaks_when_the_others_of_six_gpus_are_back(seed: int) -> None:
+    """Two of three nodes may be down: then no block is on two nodes, as some are once they are back."""
+    outcome = simulated(seed, reserve_nodes=2)
+    assert outcome.run.cluster.gpus_per_node == 6
+    assert (outcome.result.num_late(), outcome.failures) == (0, ())

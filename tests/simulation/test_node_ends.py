@@ -15,9 +15,9 @@ NUM_RUNS = int(os.environ.get("EF_NODE_END_RUNS", "40"))
 BLOCK = 20  # runs of one test
 
 
-def ending(seed: int) -> Outcome:
+def ending(seed: int, gpus_per_node: int) -> Outcome:
     """More jobs than the cluster can run, with tight deadlines, while nodes come and go as they have announced."""
-    cluster = ClusterShape(num_nodes=(2, 3, 4, 6)[seed % 4], gpus_per_node=(2, 4)[seed % 2])
+    cluster = ClusterShape(num_nodes=(2, 3, 4, 6)[seed % 4], gpus_per_node=gpus_per_node)
     recipe = Recipe(
         num_jobs=14,
         cluster_gpus=cluster.num_gpus,
@@ -45,8 +45,15 @@ def ending(seed: int) -> Outcome:
 
 @pytest.mark.parametrize("first", few_daily(range(0, NUM_RUNS, BLOCK), 1))
 def test_promises_hold_while_nodes_end_as_announced(first: int) -> None:
-    outcomes = [ending(seed) for seed in range(first, first + BLOCK)]
+    outcomes = [ending(seed, (2, 4)[seed % 2]) for seed in range(first, first + BLOCK)]
     assert [(outcome.result.num_late(), outcome.failures) for outcome in outcomes] == [(0, ())] * len(outcomes)
     results = [outcome.result for outcome in outcomes]
     assert sum(result.num_admitted for result in results) > 4 * len(outcomes)
     assert sum(result.num_outages for result in results) > 4 * len(outcomes)  # ends
+
+
+@pytest.mark.parametrize("first", few_daily(range(0, NUM_RUNS, BLOCK), 1))
+def test_promises_hold_where_nodes_of_odd_sizes_change_what_connects_blocks(first: int) -> None:
+    """What is left of two nodes makes a block on both, as long as both are there."""
+    outcomes = [ending(seed, (3, 6, 5, 12)[seed // 2 % 4]) for seed in range(first, first + BLOCK)]
+    assert [(outcome.result.num_late(), outcome.failures) for outcome in outcomes] == [(0, ())] * len(outcomes)

@@ -8,6 +8,7 @@ from elasticflow.shared.messages.gpus import ShareSchedule, segments
 from elasticflow.shared.messages.job_spec import JobSpec
 from elasticflow.shared.scheduling.admission.admission_plan import AdmissionPlan, row_without_job
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob, Schedule, flat_schedules
+from elasticflow.shared.scheduling.jobs.promised_levels import most_in_blocks
 from elasticflow.shared.scheduling.jobs.scaling_curve import ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
@@ -104,7 +105,10 @@ def _on_promisable_gpus(question: _Question, there: int) -> PlannedPool:
     """Plan on so many GPUs less the reserve; if a job is late, with less and less of the reserve kept back."""
     config = question.state.config
     promisable = question.cache.last(promisable_of, question.state.nodes, config.reserve_nodes, config.leave_s)
-    most, *more = (each.limited_to(there) for each in promisable)
+    most, *more = promisable
+    most = most.limited_to(int(min(there, most_in_blocks(question.state))))
+    without_reserve = int(min(there, most_in_blocks(question.state, keeps_reserve=False)))
+    more = [each.limited_to(without_reserve) for each in more]
     planned = _beside_quotes(question, most)
     while planned.plan.late and more:
         planned = _beside_quotes(question, more.pop(0))
@@ -157,7 +161,7 @@ def _planned(question: _Question, gpus: PromisableGpus, held: _Held) -> PlannedP
 
 def quoted_job(state: PoolState, quote: QuoteReservation, curves: KnownCurves | None = None) -> SchedulableJob | None:
     """The job of a quote reservation; None if it can no longer run here."""
-    curve = known_curve(state, quote.spec, curves=curves)
+    curve = known_curve(state, quote.spec, curves=curves, promised_at_s=quote.at_s)
     return None if curve is None else arriving_job(state, quote.job_id, quote.spec, curve, quote.deadline_s)
 
 

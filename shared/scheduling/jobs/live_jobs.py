@@ -29,6 +29,12 @@ from elasticflow.shared.scheduling.jobs.job_table import (
     write_levels,
     write_schedules,
 )
+from elasticflow.shared.scheduling.jobs.promised_levels import (
+    have_distances,
+    joins_s,
+    promised_at_s,
+    promised_levels,
+)
 from elasticflow.shared.scheduling.jobs.scaling_curve import Disturbances, ResizeCost, ScalingCurve
 from elasticflow.shared.scheduling.jobs.scheduler_view import (
     KnownCurves,
@@ -39,7 +45,6 @@ from elasticflow.shared.scheduling.jobs.scheduler_view import (
     migration_cost_of,
     planned_deadline_s,
     progress_rate,
-    promised_levels,
     resize_cost,
     resize_cost_of,
     stalled_until_s,
@@ -49,6 +54,7 @@ from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import PoolState, num_draining_gpus, spec_of
 from elasticflow.shared.state.topology import Level
 
+_Speeds = tuple[tuple[Level, ...], tuple[float, ...]]  # the levels of promises, and the joins of nodes before them
 _SPARE_ROWS = 8  # for arriving jobs
 OVERDUE_S = 1.0  # of work that an overdue job is assumed to need
 _lasting = attrgetter(  # fields that neither a report of progress nor another schedule changes
@@ -98,7 +104,7 @@ class LiveJobRows:
     def __init__(self, known: KnownCurves | None = None) -> None:
         self._known = KnownCurves() if known is None else known
         self._config: PoolConfig | None = None
-        self._of_pool: tuple[int, tuple[Level, ...], ResizeCost, ResizeCost, float] | None = None
+        self._of_pool: tuple[int, _Speeds, ResizeCost, ResizeCost, float] | None = None
         self._migration_budget = 0.0
         self._start_costs: Map[str, float] | None = None
         self._forget()
@@ -106,7 +112,8 @@ class LiveJobRows:
     def table(self, state: PoolState, now_s: float) -> LiveJobTable:
         """The table of all admitted jobs at an instant; the caller owns its arrays."""
         num_gpus, levels = state.num_gpus + num_draining_gpus(state), promised_levels(state)
-        of_pool = (num_gpus, levels, resize_cost(state), migration_cost(state), migration_budget(state))
+        speeds = (levels, joins_s(state.nodes))
+        of_pool = (num_gpus, speeds, resize_cost(state), migration_cost(state), migration_budget(state))
         is_priced_anew = state.start_costs is not self._start_costs
         if state.config is not self._config or of_pool != self._of_pool or is_priced_anew:
             self._forget()
@@ -227,6 +234,7 @@ class LiveJobRows:
         self._write_unsaved(slot)
         self._restarts[slot], self._gangs[slot] = job.restarts_to_resize, spec.gpus_per_replica
         may_be_migrated = promised and not job.pinned and not job.restarts_to_resize
+        may_be_migrated = may_be_migrated and have_distances(state, promised_at_s(job))
         arrays.migration_budget_J[slot] = self._migration_budget if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s
         arrays.held_J[slot] = held_num_gpus(job)
@@ -252,7 +260,7 @@ class LiveJobRows:
 
     def _write_curve(self, state: PoolState, job: Job, slot: int) -> ScalingCurve | None:
         spec = spec_of(job)
-        curve = known_curve(state, spec, job.speed, self._known)
+        curve = known_curve(state, spec, job.speed, self._known, promised_at_s=promised_at_s(job))
         self._curves[slot] = curve
         if curve is not None:
             if len(curve.levels) > self._arrays.levels_JL.shape[1]:

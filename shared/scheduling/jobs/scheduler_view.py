@@ -6,10 +6,7 @@ made for: `deadline_slack_s` earlier, so that the last evaluation and the last r
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, combinations, groupby, islice
+from collections.abc import Iterator, Mapping
 from math import exp, floor, sqrt
 from statistics import NormalDist
 from typing import NewType
@@ -17,25 +14,16 @@ from typing import NewType
 from elasticflow.shared.frozen_values import memoize_recent
 from elasticflow.shared.messages.job_spec import TORCHRUN, JobSpec
 from elasticflow.shared.messages.pool_config import PoolConfig
-from elasticflow.shared.persistent_map import Map
 from elasticflow.shared.scheduling.jobs.job_table import SchedulableJob
+from elasticflow.shared.scheduling.jobs.promised_levels import have_distances, levels_of_promise, most_in_blocks
 from elasticflow.shared.scheduling.jobs.scaling_curve import ResizeCost, ScalingCurve
 from elasticflow.shared.state.fold.profiles import with_profile
 from elasticflow.shared.state.gpu_types import possible_types, spec_on
 from elasticflow.shared.state.job import NO_SPEEDS, Job, SpeedStatistics
 from elasticflow.shared.state.measured_curve import MeasuredCurve
-from elasticflow.shared.state.nodes import ending_nodes, promisable_of
+from elasticflow.shared.state.nodes import promisable_of
 from elasticflow.shared.state.pool import NodeState, PoolState, largest_level
-from elasticflow.shared.state.topology import (
-    CLUSTER,
-    GPU,
-    NODE,
-    Level,
-    Node,
-    place_of,
-    pool_topology,
-    topology_of_nodes,
-)
+from elasticflow.shared.state.topology import CLUSTER, pool_topology
 
 # --- confidence ----------------------------------------------------------------------------------------
 # Confidence: the part of a scaling curve that a promise counts on, so that the job is as fast with a given
@@ -152,28 +140,34 @@ class KnownCurves:
 
 
 def known_curve(
-    state: PoolState, spec: JobSpec, own: SpeedStatistics = NO_SPEEDS, curves: KnownCurves | None = None
+    state: PoolState,
+    spec: JobSpec,
+    own: SpeedStatistics = NO_SPEEDS,
+    curves: KnownCurves | None = None,
+    *,
+    promised_at_s: float = math.inf,
 ) -> ScalingCurve | None:
     """The scaling curve to count on: measured, less the margin. None if it is unknown or the job runs nowhere here.
 
-    own: reported speeds of the job itself.
+    own: reported speeds of the job itself. promised_at_s: when a promise was made that is to be kept.
     """
     if not profile_known(state, spec):
         return None
     measured = state.curves[spec.profile_key]
     most = largest_level(state, spec)
-    points = tuple(sorted((n, rate) for n, rate in rates_to_promise(state, measured).items() if n <= most))
+    rates = rates_to_promise(state, measured, promised_at_s)
+    points = tuple(sorted((n, rate) for n, rate in rates.items() if n <= most))
     factor = confidence_factor(state.config, measured.speed, own)
     return _curve(points, factor) if curves is None else curves.curve(points, factor)
 
 
-def rates_to_promise(state: PoolState, measured: MeasuredCurve) -> Mapping[int, float]:
+def rates_to_promise(state: PoolState, measured: MeasuredCurve, promised_at_s: float = math.inf) -> Mapping[int, float]:
     """Iterations/s by number of GPUs at the worst place that a promised job may get: the worst buddy block.
 
     Placement migrates promised jobs so that each has a whole block (docs/adr/0107). Where it may not, the slowest place
     that is known counts.
     """
-    return _credible(_rates_at_worst(state, measured), measured)
+    return _credible(_rates_at_worst(state, measured, promised_at_s), measured)
 
 
 MOST_SUPERLINEAR = 2.0  # times as fast for each GPU as with fewer GPUs: smaller parts may fit a cache or the memory
@@ -198,12 +192,12 @@ def _credible(rates: Mapping[int, float], measured: MeasuredCurve) -> Mapping[in
     return {num_gpus: min((rate, *bounds(num_gpus))) for num_gpus, rate in rates.items()}
 
 
-def _rates_at_worst(state: PoolState, measured: MeasuredCurve) -> Mapping[int, float]:
+def _rates_at_worst(state: PoolState, measured: MeasuredCurve, promised_at_s: float) -> Mapping[int, float]:
     """The same as measured or configured, also where a later measurement contradicts it."""
     if not (measured.at_level or measured.counted_level):
         return measured.iterations_per_s
     if state.config.migration_budget > 0:
-        return measured.speeds_at(promised_levels(state), CLUSTER)
+        return measured.speeds_at(levels_of_promise(state, promised_at_s), CLUSTER)
     topology = pool_topology(state)
     known = [rates for level, rates in measured.at_level.items() if level <= topology.worst_level]
     return {
@@ -212,65 +206,13 @@ def _rates_at_worst(state: PoolState, measured: MeasuredCurve) -> Mapping[int, f
     }
 
 
-def promised_levels(state: PoolState) -> tuple[Level, ...]:
-    """What connects 1, 2, 4, ... GPUs of a promised job at worst: also once nodes have left that announced it, and
-    while as many as the reserve are down."""
-    return _promised_levels(state.nodes, state.config)
-
-
-MAX_CASES = 64
-"""Of nodes that end, or are down within a reserve. With more, blocks of several nodes count as far apart."""
-
-
-@memoize_recent  # each decision asks for it, of each GPU type, and few events change nodes
-def _promised_levels(nodes: Map[str, NodeState], config: PoolConfig) -> tuple[Level, ...]:
-    topology = topology_of_nodes(nodes.values(), config)
-    if config.migration_budget <= 0:
-        return (GPU, *(topology.worst_level for _ in topology.block_levels[1:]))
-    cases = chain.from_iterable(_while_down(left, config) for left in _once_nodes_end(nodes))
-    considered = list(islice(cases, MAX_CASES + 1))
-    if len(considered) > MAX_CASES:
-        return tuple(level if level <= NODE else topology.worst_level for level in topology.block_levels)
-    worst = list(topology.block_levels)
-    for up in considered:
-        then = topology_of_nodes(up, config).block_levels
-        worst[: len(then)] = map(max, worst, then)
-    return tuple(worst)
-
-
-def _once_nodes_end(nodes: Map[str, NodeState]) -> Iterator[list[NodeState]]:
-    """The nodes that are left, now and after each announced end."""
-    left = dict(nodes)
-    yield list(left.values())
-    ending = sorted(ending_nodes(nodes), key=lambda node: (node.until_s, node.node_id))
-    for _, together in groupby(ending, key=lambda node: node.until_s):
-        for node in together:
-            del left[node.node_id]
-        yield list(left.values())
-
-
-def _while_down(nodes: Sequence[NodeState], config: PoolConfig) -> Iterator[list[NodeState]]:
-    """The nodes that are up while up to the reserve are down; equal nodes of a rack make one case."""
-    alike = defaultdict[Node, list[str]](list)
-    for node in sorted(nodes, key=lambda node: node.node_id):
-        if node.takes_jobs:
-            alike[replace(place_of(node, config), node_id="")].append(node.node_id)
-    some = [(place, node_id) for place, names in alike.items() for node_id in names[: config.reserve_nodes]]
-    for num_down in range(config.reserve_nodes + 1):
-        tried = set[tuple[Node, ...]]()
-        for down in combinations(some, num_down):
-            if (case := tuple(place for place, _ in down)) not in tried:
-                tried.add(case)
-                yield [node for node in nodes if node.node_id not in {node_id for _, node_id in down}]
-
-
 def migration_budget(state: PoolState) -> float:
     """The part of the time of a promised job that migrations may take, beside one at once.
 
     0 where no job is migrated for its place: all places are equal, or changes cost nothing.
     """
     has_cost = max(migration_cost(state).seconds_C) > 0
-    return state.config.migration_budget if has_cost and pool_topology(state).has_distances else 0.0
+    return state.config.migration_budget if has_cost and have_distances(state) else 0.0
 
 
 def _curve(points: tuple[tuple[int, float], ...], factor: float) -> ScalingCurve | None:
@@ -331,8 +273,10 @@ def arriving_job(
 
 def promisable_gpus(state: PoolState) -> tuple[int, ...]:
     """Numbers of GPUs to promise now: with the whole reserve kept back, then with less and less of it."""
-    numbers = promisable_of(state.nodes, state.config.reserve_nodes, state.config.leave_s)
-    return tuple(dict.fromkeys(each.num_gpus for each in numbers))
+    most, *more = promisable_of(state.nodes, state.config.reserve_nodes, state.config.leave_s)
+    numbers = [min(most.num_gpus, most_in_blocks(state))]
+    numbers += [min(each.num_gpus, most_in_blocks(state, keeps_reserve=False)) for each in more]
+    return tuple(dict.fromkeys(map(int, numbers)))
 
 
 def resize_cost(state: PoolState) -> ResizeCost:

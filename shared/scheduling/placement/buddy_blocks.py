@@ -27,9 +27,12 @@ _Ints = npt.NDArray[np.int64]
 
 
 class Blocks:
-    """The positions and blocks of one topology; gpus_P: its GPUs by position."""
+    """The positions and blocks of one topology; gpus_P: its GPUs by position.
 
-    def __init__(self, topology: Topology) -> None:
+    claimed_levels: what connects the blocks of 1, 2, 4, ... GPUs at worst to which jobs have a claim; None: any block.
+    """
+
+    def __init__(self, topology: Topology, claimed_levels: Sequence[Level] | None = None) -> None:
         gpus, starts = list[GpuId](), dict[tuple[int, Level], list[int]]()
         for tree in sorted(topology.blocks, key=lambda block: -block.size):
             _number(tree, gpus, starts)
@@ -46,7 +49,12 @@ class Blocks:
         self._blocks_by_level_S = [
             [(level, bits(starts[at, level])) for at, level in sorted(starts) if at == size] for size in sizes_S
         ]
-        self._worst_level_S = topology.block_levels
+        self.claimed_levels = topology.block_levels if claimed_levels is None else tuple(claimed_levels)
+        self._worst_level_S = self.claimed_levels
+        self._of_claims_S = [
+            sum(of_level for level, of_level in of_size if level <= worst)
+            for of_size, worst in zip(self._blocks_by_level_S, self._worst_level_S, strict=True)
+        ]
         self._unit_S = [_unit(self._worst_level_S, topology.worst_level, s) for s in range(len(self._worst_level_S))]
         self._of_gangs = dict[tuple[int, int], BitSet]()
         self._part_by_level_P = [
@@ -75,8 +83,12 @@ class Blocks:
         return self._blocks_by_level_S[s]
 
     def worst_level(self, s: int) -> Level:
-        """What connects the worst block of 2^s GPUs."""
+        """What connects the worst block of 2^s GPUs to which a job has a claim."""
         return self._worst_level_S[s]
+
+    def of_claims(self, s: int) -> BitSet:
+        """The blocks of 2^s GPUs to which jobs have a claim."""
+        return self._of_claims_S[s]
 
     def of_gangs(self, s: int, gang: int) -> BitSet:
         """The blocks of 2^s GPUs of which each block of 2^gang GPUs lies in one node."""
@@ -388,8 +400,8 @@ class LastPositions:
     next.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology, self.blocks = topology, Blocks(topology)
+    def __init__(self, topology: Topology, claimed_levels: Sequence[Level] | None = None) -> None:
+        self.topology, self.blocks = topology, Blocks(topology, claimed_levels)
         self.keep({}, 0)
 
     def keep(self, positions_by_job: Mapping[str, GpuPositions], taken: BitSet) -> None:

@@ -326,8 +326,10 @@ class PlacementBuilder:
         )
 
     def _among(self, job_id: str, size: int) -> BitSet:
-        """The blocks of 2^size GPUs that the job may get: of whole replicas, if these have several GPUs."""
-        return self._blocks.of_gangs(size, self._gangs[job_id]) if job_id in self._gangs else -1
+        """The blocks of 2^size GPUs that the job may get: to which it has a claim, if it has one, and of whole
+        replicas, if these have several GPUs."""
+        claimed = self._blocks.of_claims(size) if self._has_claim(job_id) else -1
+        return claimed & self._blocks.of_gangs(size, self._gangs[job_id]) if job_id in self._gangs else claimed
 
     def _measured_level(self, job_id: str) -> Level | None:
         return None if self._migration_rules is None else self._migration_rules.measured_level(job_id)

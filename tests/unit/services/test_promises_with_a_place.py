@@ -6,8 +6,9 @@ import pytest
 
 from elasticflow.services.admission.policy import POLICY as ADMISSION
 from elasticflow.services.allocator.policy import POLICY as ALLOCATOR
+from elasticflow.services.monitor.policy import at_risk
 from elasticflow.services.placement.policy import POLICY as PLACEMENT
-from elasticflow.shared.messages.events import JobAdmitted, JobRejected, PlacementDecided
+from elasticflow.shared.messages.events import JobAdmitted, JobRejected, NodeJoined, NodeLost, PlacementDecided
 from testbed.histories import NOW_S, History, pool, submit
 
 APART = {"linear/b64@cluster": {2: 1.5, 4: 2.0}}
@@ -81,3 +82,58 @@ def test_in_a_pool_whose_places_are_equal_no_promise_needs_room() -> None:
         command = submit("one", max_gpus=1, deadline_s=NOW_S + 102.5)
         (admitted,) = [event for event in after(history, command, now_s=NOW_S) if isinstance(event, JobAdmitted)]
         assert not admitted.pinned
+
+
+SLOW_APART = {"linear/b64@cluster": {2: 1.5, 4: 2.0, 8: 3.0}}
+
+
+def with_a_job_on_eight(*num_gpus: int) -> History:
+    """A job that ends in time on the eight GPUs of one node alone, beside these other nodes."""
+    history = pool(8, *num_gpus, curves=SLOW_APART, admission="first-come")
+    big = submit("big", max_gpus=8, max_iterations=400, deadline_s=NOW_S + 60.0)
+    (admitted,) = [event for event in after(history, big, now_s=NOW_S) if isinstance(event, JobAdmitted)]
+    assert admitted.minimum_satisfactory_share[2::3] == (8.0,)
+    history.started("big", at_s=NOW_S + 2.0)
+    return history
+
+
+def joins(history: History, *names: str, num_gpus: int = 4, at_s: float = NOW_S + 3.0) -> None:
+    for name in names:
+        history.then(NodeJoined(node_id=name, incarnation=f"{name}-{at_s}", num_gpus=num_gpus, device="cpu", at_s=at_s))
+
+
+def test_a_promise_is_kept_when_nodes_join_that_make_worse_blocks() -> None:
+    """Two nodes of 4 GPUs make a block of 8 on both, where the job would be slower than on 4."""
+    history = with_a_job_on_eight()
+    planned = history.state.live_jobs["big"].planned_share
+    joins(history, "half-1", "half-2")
+    assert at_risk(history.state, NOW_S + 4.0, None) == []
+    after(history, now_s=NOW_S + 4.0)
+    assert history.state.live_jobs["big"].planned_share == planned
+    assert {gpu.node_id for gpu in history.state.live_jobs["big"].gpus} == {"node-0"}
+
+
+def test_beside_an_older_promise_no_block_is_promised_that_only_worse_ones_leave() -> None:
+    history = with_a_job_on_eight()
+    joins(history, "half-1", "half-2")
+    other = submit("other", min_gpus=8, max_gpus=8, max_iterations=60, deadline_s=NOW_S + 56.0)
+    decided = after(history, other, now_s=NOW_S + 4.0)
+    assert [type(event) for event in decided if isinstance(event, JobAdmitted | JobRejected)] == [JobRejected]
+    smaller = submit("smaller", max_gpus=4, max_iterations=60, deadline_s=NOW_S + 56.0)
+    decided = after(history, smaller, now_s=NOW_S + 4.0)
+    assert [type(event) for event in decided if isinstance(event, JobAdmitted | JobRejected)] == [JobAdmitted]
+
+
+def test_a_promise_beside_lost_nodes_holds_once_they_are_back() -> None:
+    history = pool(8, 4, 4, curves=SLOW_APART, admission="first-come")
+    for node_id in ("node-1", "node-2"):
+        incarnation = history.state.nodes[node_id].incarnation
+        history.then(NodeLost(node_id=node_id, incarnation=incarnation, reason="silent", at_s=NOW_S))
+    big = submit("big", min_gpus=8, max_gpus=8, max_iterations=400, deadline_s=NOW_S + 60.0)
+    (rejected,) = [event for event in after(history, big, now_s=NOW_S) if isinstance(event, JobRejected)]
+    assert rejected.earliest_deadline_s is not None
+    offered = submit("big", min_gpus=8, max_gpus=8, max_iterations=400, deadline_s=rejected.earliest_deadline_s)
+    after(history, offered, now_s=NOW_S)
+    history.started("big", at_s=NOW_S + 2.0)
+    joins(history, "node-1", "node-2")
+    assert at_risk(history.state, NOW_S + 4.0, None) == []

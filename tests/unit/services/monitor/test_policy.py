@@ -407,8 +407,11 @@ def test_a_job_that_is_late_after_the_loss_of_a_node_is_at_risk_at_once(deadline
 
 
 def test_a_job_at_risk_gets_the_earliest_deadline_that_can_be_promised() -> None:
-    """Of three jobs of 100 s that lose their node, two can only run after the first on the remaining GPU."""
-    history = running("a", "b", "c", num_gpus=4, deadline_s=NOW_S + 125.0, deadline_slack_s=3.0)
+    """Of three jobs of 100 s that lose their node, two can only run after the first on the remaining GPU.
+
+    Migrations are off: without room for them, a somewhat earlier deadline could be promised than is offered.
+    """
+    history = running("a", "b", "c", num_gpus=4, deadline_s=NOW_S + 125.0, deadline_slack_s=3.0, migration_budget=0.0)
     joined = events.NodeJoined(node_id="node-1", incarnation="first-1", num_gpus=1, device="cpu", at_s=NOW_S)
     monitor = Monitor(history.then(joined))
     facts = monitor.hears_for(NOW_S, NOW_S + 10.0, beat(node="node-1", incarnation="first-1"))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticflow.simulator.verification import packing_search
 from elasticflow.simulator.verification.certificate_checker import check_packing
 from elasticflow.simulator.verification.certificates import (
     CertifiedJob,
@@ -13,14 +14,16 @@ from elasticflow.simulator.verification.certificates import (
     Held,
     Level,
     Packed,
+    PackedNodes,
     PackingCertificate,
     from_json,
+    sizes_within_a_node,
     to_json,
 )
-from elasticflow.simulator.verification.packing_search import EqualNodes, find_packing
+from elasticflow.simulator.verification.packing_search import find_packing
 
 NOW_S, STOP_S = 100.0, 2.0
-TWO_NODES = EqualNodes(num_nodes=2, gpus_per_node=4)
+TWO_NODES = PackedNodes.of((4, 4))
 
 
 def promise(job_id: str, *segments: tuple[float, float, int], moves: float = 0.0, holds: int = 0) -> CertifiedPromise:
@@ -40,7 +43,7 @@ def promise(job_id: str, *segments: tuple[float, float, int], moves: float = 0.0
 
 
 def packed(
-    promises: tuple[CertifiedPromise, ...], positions: dict[str, tuple[int, ...]], nodes: EqualNodes = TWO_NODES
+    promises: tuple[CertifiedPromise, ...], positions: dict[str, tuple[int, ...]], nodes: PackedNodes = TWO_NODES
 ) -> PackingCertificate | None:
     packing = find_packing(promises, positions, nodes, NOW_S)
     return None if packing is None else certificate(promises, positions, *packing, nodes=nodes)
@@ -50,12 +53,11 @@ def certificate(
     promises: tuple[CertifiedPromise, ...],
     positions: dict[str, tuple[int, ...]],
     *packing: Packed,
-    nodes: EqualNodes = TWO_NODES,
+    nodes: PackedNodes = TWO_NODES,
 ) -> PackingCertificate:
     return PackingCertificate(
         now_s=NOW_S,
-        num_gpus=nodes.num_nodes * nodes.gpus_per_node,
-        gpus_per_node=nodes.gpus_per_node,
+        nodes=nodes,
         promises=promises,
         positions=positions,
         packing=packing,
@@ -76,6 +78,16 @@ def test_a_job_that_can_pay_moves_when_another_needs_its_node() -> None:
     assert check_packing(found) == []
     moved = [each for each in found.packing if each.from_s == 150.0 and each.job_id != "wide"]
     assert len(moved) == 1
+
+
+def test_chance_finds_right_packings_where_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing_search, "_ORDERS", ())
+    found = packed(*with_a_wide_job(moves=1.5))
+    assert found is not None
+    assert check_packing(found) == []
+    assert found == packed(*with_a_wide_job(moves=1.5)), "the seeds are fixed"
+    monkeypatch.setattr(packing_search, "RESTARTS", 0)
+    assert packed(*with_a_wide_job(moves=1.5)) is None
 
 
 def test_where_no_job_can_pay_for_the_block_there_is_no_packing() -> None:
@@ -110,7 +122,7 @@ def test_a_job_in_fragments_pays_for_its_way_to_a_block() -> None:
 
 
 def test_a_job_of_two_nodes_gets_any_two() -> None:
-    three = EqualNodes(num_nodes=3, gpus_per_node=4)
+    three = PackedNodes.of((4, 4, 4))
     found = packed((promise("a", (NOW_S, 300.0, 1), holds=1), promise("wide", (NOW_S, 200.0, 8))), {"a": (5,)}, three)
     assert found is not None
     assert check_packing(found) == []
@@ -158,10 +170,10 @@ def test_a_schedule_that_ends_its_job_late_packs_nothing() -> None:
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> tuple[EqualNodes, tuple[CertifiedPromise, ...]]:
+def schedules(draw: st.DrawFn) -> tuple[PackedNodes, tuple[CertifiedPromise, ...]]:
     """Jobs that begin from now on, of at most as many GPUs together as there are, each rich enough for any moves."""
-    nodes = EqualNodes(num_nodes=draw(st.integers(2, 5)), gpus_per_node=draw(st.sampled_from([2, 4, 8])))
-    total, held = nodes.num_nodes * nodes.gpus_per_node, [0] * 12
+    nodes = PackedNodes.of(draw(st.lists(st.integers(1, 12), min_size=1, max_size=5)))
+    total, held = sum(nodes.num_gpus), [0] * 12
     promises = list[CertifiedPromise]()
     for number in range(draw(st.integers(1, 14))):
         begin, length, num_gpus = draw(st.integers(0, 9)), draw(st.integers(1, 3)), 1 << draw(st.integers(0, 3))
@@ -176,9 +188,27 @@ def schedules(draw: st.DrawFn) -> tuple[EqualNodes, tuple[CertifiedPromise, ...]
 
 @given(schedules())
 def test_powers_of_two_that_fit_by_number_always_have_a_packing_if_jobs_can_pay(
-    drawn: tuple[EqualNodes, tuple[CertifiedPromise, ...]],
+    drawn: tuple[PackedNodes, tuple[CertifiedPromise, ...]],
 ) -> None:
     nodes, promises = drawn
     found = packed(promises, {}, nodes)
     assert found is not None
     assert check_packing(found) == []
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "within"),
+    [((8, 8), {1, 2, 4, 8}), ((6, 6), {1, 2}), ((6,), {1, 2, 4}), ((8, 4), {1, 2, 4, 8}), ((8, 4, 4), {1, 2, 4})],
+)
+def test_a_block_is_on_two_nodes_where_they_leave_two_halves(num_gpus: tuple[int, ...], within: set[int]) -> None:
+    assert sizes_within_a_node(num_gpus) == within
+
+
+def test_a_job_that_counts_on_one_node_is_on_one_also_where_nodes_have_several_sizes() -> None:
+    nodes = PackedNodes.of((4, 8))
+    found = packed((promise("a", (NOW_S, 300.0, 8)), promise("b", (NOW_S, 300.0, 4))), {}, nodes)
+    assert found is not None
+    assert check_packing(found) == []
+    assert {each.job_id: each.starts for each in found.packing} == {"a": (4,), "b": (0,)}
+    apart = (Packed("a", NOW_S, 8, (0,)), Packed("b", NOW_S, 4, (8,)))
+    assert check_packing(replace(found, packing=apart)) == ["a: its GPUs at 100.0 s are no block of 8"]

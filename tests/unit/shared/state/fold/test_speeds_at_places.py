@@ -3,7 +3,8 @@
 import pytest
 
 from elasticflow.shared.messages import events
-from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, next_level, promised_levels, rates_to_promise
+from elasticflow.shared.scheduling.jobs.promised_levels import promised_levels
+from elasticflow.shared.scheduling.jobs.scheduler_view import known_curve, next_level, rates_to_promise
 from elasticflow.shared.state.measured_curve import MeasuredCurve
 from elasticflow.shared.state.pool import spec_of
 from elasticflow.shared.state.topology import CLUSTER, RACK, SOCKET
