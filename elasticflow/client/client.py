@@ -17,6 +17,7 @@ from elasticflow.client.command_requests import Package, ask_quote, check, fresh
 from elasticflow.client.loads import DetachedLoads
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
+from elasticflow.client.running_workers import RunningWorkers
 from elasticflow.client.tenant_view import TenantView
 from elasticflow.client.worker_logs import StoredLogs
 from elasticflow.errors import InvalidJob, KeysUnusable, UnknownPool, UnknownQuote
@@ -94,6 +95,10 @@ class Client(ArtifactReader, DetachedLoads):
     def stored_logs(self, job: Job, rank: int | None = None) -> StoredLogs:
         """What the workers of a job have written, from the bus. rank: None for all workers."""
         return StoredLogs(self._bus, self._pool, job, rank)
+
+    def running_workers(self, job: Job) -> RunningWorkers:
+        """The workers of a live job of this tenant: their stacks, and commands beside them."""
+        return RunningWorkers(self._bus, self._pool, self.tenant, job)
 
     async def submit(
         self,

@@ -103,6 +103,10 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
                 return "" if is_known else f"starting: a worker is {event.phase}"
             is_known = old is not None and event.warning in old.warnings
             return "" if is_known else f"warning: {event.warning}"
+        case events.WorkerEntered():
+            by = f"tenant {event.tenant}{f' ({event.user})' if event.user else ''}"
+            command = shortened(" ".join(event.command.split()), _MOST_OF_AN_ERROR)
+            return f"{by} runs beside rank {event.rank} on {event.node_id}: {command}"
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():

@@ -76,6 +76,8 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
             return f"a GPU of {name(event.job_id)} is slow"
         case events.JobWarned():
             return f"{name(event.job_id)} starts" if event.phase else f"{whose(event.job_id)} code has a warning"
+        case events.WorkerEntered():
+            return f"a command runs beside a worker of {name(event.job_id)}"
         case events.MemoryExceeded():
             return f"{whose(event.job_id)} micro-batches exceeded the memory"
         case events.ThroughputMeasured():

@@ -33,6 +33,7 @@ from elasticflow.services.executor.processes.code_archive import CodeArchive
 from elasticflow.services.executor.processes.job_logs import LogPublisher
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import GenerationSecrets, Launching, WorkerManager
+from elasticflow.services.executor.processes.reached_workers import ReachedWorkers
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
@@ -140,6 +141,14 @@ class Executor:
             node_specification.node_id,
             process.log,
         )
+        self._reached_workers = ReachedWorkers(
+            process.bus,
+            process.settings.pool,
+            node_specification.node_id,
+            self._worker_manager,
+            process.clock,
+            process.log,
+        )
         self._load_runners = LoadRunners(
             process.bus,
             process.settings.pool,
@@ -212,6 +221,7 @@ class Executor:
                     "padding loads": self._load_runners.run,
                     "artifacts": self._artifact_uploads.run,
                     "logs": partial(self._publish_logs, host),
+                    "stacks and commands": self._reached_workers.run,
                     "old files": partial(self._delete_old_files, host),
                     "old artifacts": partial(self._delete_old_artifacts, host),
                     "old copies of checkpoints": partial(self._delete_old_copies, host),

@@ -230,6 +230,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             | events.GpuLimitsRejected()
             | events.CheckpointRejected()
             | events.CheckpointUpToDate()
+            | events.WorkerEntered()
             | events.EpochBegan()
             | events.SnapshotSaved()
         ):
