@@ -84,6 +84,7 @@ function Node({ node, nowS }) {
         </p>`
       }
       ${node.alive && node.awaited && html`<p><span class="chip risk">▲ awaited: it takes no job before it joins again</span></p>`}
+      ${Object.entries(node.failing).map(([index, reason]) => html`<p><span class="chip risk">▲ GPU ${index} ${reason}</span></p>`)}
       ${slow.length > 0 && html`<p><span class="chip risk">▲ slow: GPU ${slow.join(", ")}</span></p>`}
       ${node.slower_than_type > 0 && html`<p><span class="chip risk">▲ ${Math.round(100 * node.slower_than_type)} % slower than others of its type</span></p>`}
       ${sockets.map(
