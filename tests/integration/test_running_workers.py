@@ -16,6 +16,7 @@ import pytest
 
 from elasticflow.client.running_workers import RunningWorkers
 from elasticflow.shared.messages import events, reach, subjects
+from elasticflow.shared.messages.events import GpuLimitsSet
 from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.reach import BeginCommand, CommandRefused, SendInput
 from elasticflow.shared.state.job import Job, Phase
@@ -218,6 +219,25 @@ async def test_a_command_ends_with_its_worker_and_with_its_client(session_pool: 
     assert process.returncode == 1
     assert b"has ended" in err, err
     assert not sleeps(602), "also in a session of its own"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_command_ends_with_the_generation_of_its_worker(session_pool: RunningPool, tmp_path: Path) -> None:
+    pool = session_pool
+    async with trained(pool, "resized", tmp_path) as running:
+        process = await started(pool, "exec", "resized", "--", "sh", "-c", "echo $$; exec sleep 603")
+        assert process.stdout is not None
+        await process.stdout.readline()
+        now = (await pool.client.state()).live_jobs["resized"]
+        other = {"min_gpus": 2} if len(now.gpus) == 1 else {"max_gpus": 1}
+        set_limits = await pool.client.scale("resized", **other)
+        assert isinstance(set_limits, GpuLimitsSet), set_limits
+        await pool.when(lambda state: state.live_jobs["resized"].generation > running.generation, "it is resized")
+        async with asyncio.timeout(WAIT_S):
+            _, err = await process.communicate()
+        await eventually(lambda: not sleeps(603), "the command has ended")
+    assert process.returncode != 0
+    assert f"generation {running.generation}".encode() in err or b"its worker has ended" in err, err
 
 
 def sleeps(seconds: int) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -19,6 +19,7 @@ from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import codec, reach, subjects
 from elasticflow.shared.messages.codec import Undecodable
 from elasticflow.shared.messages.events import WorkerEntered
+from elasticflow.shared.messages.job_environment import without_secrets
 from elasticflow.shared.messages.reach import (
     MAX_COMMAND_LENGTH,
     STACKS_BYTES,
@@ -182,10 +183,10 @@ class TenantAnswers:
     async def _run(self, order: BeginCommand, log: Any) -> None:
         self._sessions[order.session] = None
         try:
-            problem = self._problem(order)
-            if not problem:
-                problem = await self._recorded(order, log)
-            handle = self._handle(order)
+            problem, handle = self._problem(order), self._handle(order)
+            if not problem and handle is not None:
+                problem = await self._recorded(order, handle.assignment.secrets.values(), log)
+                handle = self._handle(order)
             if not problem and handle is None:
                 problem = self._gone(order)
             if problem or handle is None:
@@ -220,8 +221,9 @@ class TenantAnswers:
                 return handle
         return None
 
-    async def _recorded(self, order: BeginCommand, log: Any) -> str:
-        """Write into the ledger who runs what; why that did not succeed, "" if it did."""
+    async def _recorded(self, order: BeginCommand, secrets: Iterable[str], log: Any) -> str:
+        """Write into the ledger who runs what, without values of the job's secrets; why that did not succeed, "" if it
+        did."""
         event = WorkerEntered(
             job_id=order.job_id,
             generation=order.generation,
@@ -229,7 +231,7 @@ class TenantAnswers:
             node_id=self._node_id,
             tenant=self._tenant,
             user=order.user,
-            command=shlex.join(order.command),
+            command=without_secrets(shlex.join(order.command), secrets),
             at_s=self._clock.now_s(),
         )
         message_id = f"{type(event).__name__}-{fresh_id()}"  # the same command again is another event
