@@ -229,8 +229,8 @@ async def test_a_command_ends_with_the_generation_of_its_worker(session_pool: Ru
         assert process.stdout is not None
         await process.stdout.readline()
         now = (await pool.client.state()).live_jobs["resized"]
-        other = {"min_gpus": 2} if len(now.gpus) == 1 else {"max_gpus": 1}
-        set_limits = await pool.client.scale("resized", **other)
+        bounds = (2, None) if len(now.gpus) == 1 else (None, 1)
+        set_limits = await pool.client.scale("resized", min_gpus=bounds[0], max_gpus=bounds[1])
         assert isinstance(set_limits, GpuLimitsSet), set_limits
         await pool.when(lambda state: state.live_jobs["resized"].generation > running.generation, "it is resized")
         async with asyncio.timeout(WAIT_S):
