@@ -19,6 +19,7 @@ import typer
 import elasticflow
 from elasticflow.cli.app import app
 from elasticflow.sdk.job import ElasticJob
+from elasticflow.services.executor.processes.gpu_watch import GpuGauges
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.services.monitor.service import MonitorSettings, PoolGauges
 from elasticflow.shared.errors import ElasticFlowError, Explained
@@ -354,6 +355,8 @@ def metrics_page() -> str:
     metrics = Metrics("service", "pool")
     common = _metric_names(metrics)
     PoolGauges(metrics)
+    executors = Metrics("service", "pool")
+    GpuGauges(executors)
     parts = [
         "# Metrics",
         "Each service serves them at `/metrics`, and its health at `/healthz`, on `EF_METRICS_PORT`. "
@@ -362,6 +365,9 @@ def metrics_page() -> str:
         _metric_table(metrics, common),
         "## Monitor",
         _metric_table(metrics, _metric_names(metrics) - common),
+        "## Executor",
+        "Of each GPU that NVML knows, with the label `gpu`, its number on the node.",
+        _metric_table(executors, _metric_names(executors) - common),
     ]
     return "\n\n".join(parts)
 

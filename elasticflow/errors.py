@@ -82,7 +82,7 @@ class InputUnusable(Explained[InputReason], PermanentFailure):
     """A file, a line or a name that the user gave is not what the command needs."""
 
 
-AbsenceReason = Literal["unknown_node", "unknown_load", "not_measured", "load_in_use", "results_gone"]
+AbsenceReason = Literal["unknown_node", "unknown_load", "not_measured", "load_in_use", "results_gone", "no_worker"]
 
 
 class NotThere(Explained[AbsenceReason], PermanentFailure):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,8 @@ from torch.cuda import nccl
 from benchmarks.engine.parts import Device
 from benchmarks.report import Measured, Row
 from elasticflow.services.executor.processes.launcher import Launcher
+from elasticflow.shared.runtime.process.gpu_readings import GpuReader
+from elasticflow.shared.runtime.process.local_hardware import installed_gpus
 
 _DRIVER = "libcuda.so"
 _WARM_S = 30.0  # until a warm worker has loaded it
@@ -28,6 +31,7 @@ def measure_host(device: Device, *, quick: bool, note: Callable[..., None]) -> N
     if shutil.which("nvidia-smi"):
         asked = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
         note(nvidia_smi=subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip())
+    note(health=_health())
     note(**asyncio.run(_maps_of_the_fork_server(device)))
     if device == Device.CUDA:
         properties = torch.cuda.get_device_properties(0)
@@ -36,6 +40,15 @@ def measure_host(device: Device, *, quick: bool, note: Callable[..., None]) -> N
             gpu=properties.name,
             memory_bytes=properties.total_memory,
         )
+
+
+def _health() -> list[Measured]:
+    """What an executor reads of each GPU; what the driver does not support is None."""
+    reader = GpuReader([gpu.uuid for gpu in installed_gpus()])
+    try:
+        return [asdict(reading) for reading in reader.read().values()] if reader.open() else []
+    finally:
+        reader.close()
 
 
 async def _maps_of_the_fork_server(device: Device) -> Measured:
@@ -65,6 +78,9 @@ def _maps(pid: int) -> bool:
 def rows_of_host(measured: Measured) -> Iterable[Row]:
     if "nvidia_smi" in measured:
         yield Row("GPU", measured["nvidia_smi"])
+    for gpu in measured.get("health", ()):
+        unknown = ", ".join(name for name, value in gpu.items() if value is None)
+        yield Row("what its driver does not report", unknown or "nothing", "nothing")
     if "maps_driver" in measured:
         found = f"maps {_DRIVER}" if measured["maps_driver"] else "without"
         yield Row("the fork server has CUDA's driver in its memory", found, "without")

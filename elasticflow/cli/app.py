@@ -42,6 +42,8 @@ _COMMANDS: Mapping[str, _Command | _Group] = {  # by name; that of its function 
     "run": _Command(_JOBS, "run", job="options"),
     "jobs": _Command(_JOBS, "listings"),
     "logs": _Command(_JOBS, "logs"),
+    "stack": _Command(_JOBS, "running_workers"),
+    "exec": _Command(_JOBS, "running_workers"),
     "explain": _Command(_JOBS, "job_commands"),
     "cancel": _Command(_JOBS, "job_commands"),
     "amend": _Command(_JOBS, "job_commands"),
@@ -94,7 +96,7 @@ class Commands(Mapping[str, Any]):
 
 def _made(name: str, described: _Command | _Group) -> Any:
     module = import_module(f"elasticflow.cli.{described.module}")
-    function: Callable[..., None] = getattr(module, name.replace("-", "_"))
+    function: Callable[..., None] = getattr(module, _function_name(name))
     about: dict[str, Any] = {"short_help": _in_short(function), "rich_help_panel": described.panel}
     whole = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(described, _Group):
@@ -108,6 +110,11 @@ def _made(name: str, described: _Command | _Group) -> Any:
     settings = getattr(module, described.settings) if described.settings else None
     whole.command(name, context_settings=settings, **about)(function)
     return typer.main.get_command(whole)
+
+
+def _function_name(command: str) -> str:
+    """A name of Python's own gets an underscore."""
+    return f"{command}_" if command == "exec" else command.replace("-", "_")
 
 
 def _in_short(command: Callable[..., None]) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -160,7 +161,9 @@ def nodes(
 ) -> None:
     """List the pool's nodes, and the job on each of their GPUs.
 
-    TYPE and MEMORY are those of each GPU of the node, as far as known. While a
+    TYPE and MEMORY are those of each GPU of the node, as far as known. USE is
+    the part of the last second in which its GPUs computed, HEAT that of the
+    hottest; operators see both where NVML knows the GPUs. While a
     padding load is live, PADDING is the number of idle GPUs that its tasks may
     use. What the machine of a node cannot enforce of the isolation of its jobs
     follows in words.
@@ -172,7 +175,11 @@ def nodes(
     """
 
     async def look(client: Client | ExportedLedger) -> tuple[tuple[NodeView, ...], float]:
-        return node_views(await client.ledger.state()), client.now_s()
+        views = node_views(await client.ledger.state())
+        if isinstance(client, Client):
+            reports = await client.gpu_reports(view.node_id for view in views if view.alive and view.device == "cuda")
+            views = tuple(replace(view, gpus=reports.get(view.node_id, ())) for view in views)
+        return views, client.now_s()
 
     views, now_s = read(look, ledger)
     if not all_nodes:
@@ -194,6 +201,8 @@ def nodes_table(views: tuple[NodeView, ...], now_s: float) -> Table:
         _MEMORY: any(view.gpu_memory_bytes for view in views),
         _ISOLATION: any(view.isolation in ("limits", "namespaces") for view in views),
         _PADDING: any(view.num_padding_gpus for view in views),
+        _USE: any(gpu.utilization is not None for view in views for gpu in view.gpus),
+        _HEAT: any(gpu.temperature_c is not None for view in views for gpu in view.gpus),
         _UNTIL: any(view.alive and view.until_s is not None for view in views),
     }
     return table_of((column for column in _NODE_COLUMNS if has_value.get(column, True)), views, now_s)
@@ -226,6 +235,8 @@ def alive_word(view: NodeView, now_s: float) -> Text:
     slow = {index: until_s for index, until_s in sorted(view.slow_until_s.items()) if until_s > now_s}
     if not slow:
         return Text("alive", style="green")
+    if failing := [f"GPU {index} {view.failing[index]}" for index in slow if index in view.failing]:
+        return Text("; ".join(failing), style="red")
     longest = duration_in_words(max(slow.values()) - now_s)
     return Text(f"GPU {', '.join(map(str, slow))} slow (for {longest})", style="yellow")
 
@@ -233,6 +244,19 @@ def alive_word(view: NodeView, now_s: float) -> Text:
 def lost_word(view: NodeView, now_s: float) -> Text:
     word, style = ("left", "bright_black") if view.left else ("lost", "red")
     return Text(f"{word} {duration_in_words(now_s - view.since_s)} ago", style=style)
+
+
+def gpu_use(view: NodeView) -> str:
+    """Of the GPUs whose driver tells, the mean."""
+    known = [gpu.utilization for gpu in view.gpus if gpu.utilization is not None]
+    return f"{sum(known) / len(known):.0%}" if known else "-"
+
+
+def gpu_heat(view: NodeView) -> str:
+    """The hottest GPU, and what lowers the clocks of any."""
+    known = [gpu.temperature_c for gpu in view.gpus if gpu.temperature_c is not None]
+    slowed = dict.fromkeys(reason for gpu in view.gpus for reason in gpu.throttled_by)
+    return f"{max(known):.0f} °C{''.join(f', {reason}' for reason in slowed)}" if known else "-"
 
 
 def gpu_cells(view: NodeView) -> Text:
@@ -250,6 +274,8 @@ _ISOLATION: Column[NodeView] = Column(name="ISOLATION", cell=lambda view, _: vie
 _PADDING: Column[NodeView] = Column(
     name="PADDING", cell=lambda view, _: str(view.num_padding_gpus or "-"), right=True, rank=6
 )
+_USE: Column[NodeView] = Column(name="USE", cell=lambda view, _: gpu_use(view), right=True, rank=5)
+_HEAT: Column[NodeView] = Column(name="HEAT", cell=lambda view, _: gpu_heat(view), right=True, rank=9)
 _UNTIL: Column[NodeView] = Column(
     name="UNTIL",
     cell=lambda view, now_s: "-" if view.until_s is None or not view.alive else moment_in_words(view.until_s, now_s),
@@ -272,6 +298,8 @@ _NODE_COLUMNS: tuple[Column[NodeView], ...] = (
         right=True,
     ),
     _PADDING,
+    _USE,
+    _HEAT,
     _UNTIL,
     Column(name="GPUS", cell=lambda view, _: gpu_cells(view), rank=1),
     Column(

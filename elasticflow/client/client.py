@@ -7,7 +7,7 @@ It reads the ledger, or with the key of a tenant that tenant's view. The same wi
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
@@ -17,6 +17,7 @@ from elasticflow.client.command_requests import Package, ask_quote, check, fresh
 from elasticflow.client.loads import DetachedLoads
 from elasticflow.client.pool_endpoint import DEFAULT_TENANT, Endpoint, find_endpoint
 from elasticflow.client.replies import CheckpointReply, Decision, ProfileReply
+from elasticflow.client.running_workers import RunningWorkers
 from elasticflow.client.tenant_view import TenantView
 from elasticflow.client.worker_logs import StoredLogs
 from elasticflow.errors import InvalidJob, KeysUnusable, UnknownPool, UnknownQuote
@@ -43,13 +44,16 @@ from elasticflow.shared.messages.events import (
     JobAmended,
     JobCancelled,
     JobRejected,
+    NodeReported,
     ProfileRequested,
     QuoteRejected,
     QuoteReserved,
 )
+from elasticflow.shared.messages.events.nodes import GpuReport
 from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.job_environment import SealedSecret
 from elasticflow.shared.messages.job_spec import ContinuedJob, JobSpec
+from elasticflow.shared.runtime.bus import streams
 from elasticflow.shared.runtime.bus.contract import with_retry
 from elasticflow.shared.runtime.bus.nats.bus import connect_nats
 from elasticflow.shared.runtime.bus.nats.client import masked
@@ -94,6 +98,24 @@ class Client(ArtifactReader, DetachedLoads):
     def stored_logs(self, job: Job, rank: int | None = None) -> StoredLogs:
         """What the workers of a job have written, from the bus. rank: None for all workers."""
         return StoredLogs(self._bus, self._pool, job, rank)
+
+    async def gpu_reports(self, node_ids: Iterable[str]) -> dict[str, tuple[GpuReport, ...]]:
+        """How the GPUs of these nodes are used, by their last heartbeats; nothing with the key of a tenant."""
+        if self.view is not None:
+            return {}
+        node_ids = tuple(node_ids)
+        bucket = streams.node_bucket(self._pool)
+        values = await asyncio.gather(*(with_retry(self._bus.get_value, bucket, node_id) for node_id in node_ids))
+        heartbeats = [None if value is None else codec.message_or_none(value.data) for value in values]
+        return {
+            node_id: heartbeat.gpus
+            for node_id, heartbeat in zip(node_ids, heartbeats, strict=True)
+            if isinstance(heartbeat, NodeReported)
+        }
+
+    def running_workers(self, job: Job) -> RunningWorkers:
+        """The workers of a live job of this tenant: their stacks, and commands beside them."""
+        return RunningWorkers(self._bus, self._pool, self.tenant, job)
 
     async def submit(
         self,

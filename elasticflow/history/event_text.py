@@ -24,7 +24,7 @@ from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import counted, gpus_counted, gpus_in_words, summary
 from elasticflow.shared.messages.events import EpochBegan, Event, LoadEvent, NodeLost, PlanDecided
 from elasticflow.shared.messages.export import LedgerRecord
-from elasticflow.shared.messages.gpus import segments
+from elasticflow.shared.messages.gpus import GpuId, segments
 from elasticflow.shared.messages.load_spec import LoadSpec
 from elasticflow.shared.messages.measurements import ResizeTimeline
 from elasticflow.shared.state.finish_time import promised_finish_s, speed_now
@@ -33,7 +33,7 @@ from elasticflow.shared.state.gpu_types import large_enough_types, spec_on, type
 from elasticflow.shared.state.job import Job, PreviousGeneration
 from elasticflow.shared.state.load import Load
 from elasticflow.shared.state.nodes import nodes_with_other_files
-from elasticflow.shared.state.pool import PoolState
+from elasticflow.shared.state.pool import PoolState, slow_gpu
 from elasticflow.times import clock_time, duration_in_words, moment_in_words
 
 _MOST_OF_AN_ERROR = 300  # characters; the traceback below has them all
@@ -103,6 +103,10 @@ def event_text(event: Event, old: Job | None, new: Job, state: PoolState) -> str
                 return "" if is_known else f"starting: a worker is {event.phase}"
             is_known = old is not None and event.warning in old.warnings
             return "" if is_known else f"warning: {event.warning}"
+        case events.WorkerEntered():
+            by = f"tenant {event.tenant}{f' ({event.user})' if event.user else ''}"
+            command = shortened(" ".join(event.command.split()), _MOST_OF_AN_ERROR)
+            return f"{by} runs beside rank {event.rank} on {event.node_id}: {command}"
         case events.MemoryExceeded():
             return _memory_exceeded(event, new)
         case events.JobAtRisk():
@@ -370,6 +374,12 @@ _ON_THE_POOL = (
 )
 
 
+def is_new_failing(event: events.GpuFailing, before: PoolState) -> bool:
+    """Whether it is not told already: a GPU fails for longer than it counts as slow, and is reported again."""
+    known = slow_gpu(before, GpuId(event.node_id, event.gpu_index))
+    return known is None or known.reason != event.reason
+
+
 def names_concerned(event: Event, before: PoolState, after: PoolState) -> tuple[str, ...]:
     """Their names, each once; the name "" for an event on a node or on the whole pool."""
     match event:
@@ -385,6 +395,11 @@ def names_concerned(event: Event, before: PoolState, after: PoolState) -> tuple[
             return (event.job_id, *(name for name in event.replanned if name != event.job_id))
         case events.NodeLost() | events.NodeJoined():
             return ("", *(name for name, job in before.live_jobs.items() if event.node_id in job.nodes))
+        case events.GpuFailing():
+            if not is_new_failing(event, before):
+                return ()
+            gpu = GpuId(event.node_id, event.gpu_index)
+            return ("", *(name for name, job in before.live_jobs.items() if gpu in job.gpus))
         case _ if isinstance(event, _ON_THE_POOL):
             return ("",)
         case _ if isinstance(event, LoadEvent):

@@ -162,6 +162,11 @@ def notice_in_words(event: events.NodeEndNoticed) -> str:
     return f"{event.node_id} has notice to end at {moment_in_words(event.until_s, event.at_s)}"
 
 
+def failing_in_words(event: events.GpuFailing) -> str:
+    """Why a GPU should compute nothing, such as "GPU 3 of node-7 needs a reset"."""
+    return f"GPU {event.gpu_index} of {event.node_id} {event.reason}"
+
+
 def ended_in_words(job: Job) -> str:
     """How an ended job ended, such as "failed at iteration 40"."""
     word = job.phase.value if job.phase in (Phase.FAILED, Phase.FINISHED) else f"was {job.phase.value}"

@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from elasticflow.history.event_text import event_text, is_profile_of, load_text, names_concerned, placed_in_words
+from elasticflow.history.event_text import (
+    event_text,
+    is_new_failing,
+    is_profile_of,
+    load_text,
+    names_concerned,
+    placed_in_words,
+)
 from elasticflow.history.formatting import (
     deadline_in_words,
     end_in_words,
     ended_in_words,
+    failing_in_words,
     limits_in_words,
     measured_in_words,
     notice_in_words,
@@ -24,7 +32,7 @@ from elasticflow.history.profile_views import predicted_steps
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.event_summary import gpus_counted
 from elasticflow.shared.messages.events import Event, LoadEvent, PlanDecided
-from elasticflow.shared.messages.gpus import ShareSchedule, segments
+from elasticflow.shared.messages.gpus import GpuId, ShareSchedule, segments
 from elasticflow.shared.messages.limits import MAX_LAST_LINES
 from elasticflow.shared.state.fold import ledger_fold
 from elasticflow.shared.state.fold.ledger_fold import LedgerMessage, Unreadable
@@ -76,6 +84,8 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
             return f"a GPU of {name(event.job_id)} is slow"
         case events.JobWarned():
             return f"{name(event.job_id)} starts" if event.phase else f"{whose(event.job_id)} code has a warning"
+        case events.WorkerEntered():
+            return f"a command runs beside a worker of {name(event.job_id)}"
         case events.MemoryExceeded():
             return f"{whose(event.job_id)} micro-batches exceeded the memory"
         case events.ThroughputMeasured():
@@ -91,6 +101,8 @@ def cause_in_words(event: Event, job_id: str, shown: Callable[[str], str] = str)
             return end_in_words(event)
         case events.NodeEndNoticed():
             return notice_in_words(event)
+        case events.GpuFailing():
+            return failing_in_words(event)
         case events.NodeDrainStarted():
             return f"{event.node_id} is drained before its end"
         case events.PoolConfigured():
@@ -268,6 +280,10 @@ class EventsInWords:
                 return f"its scaling curve is known: {speeds_in_words(event.iterations_per_s)}"
             case events.JobAdmitted() if name in event.replanned:
                 return _replanned(new, event.replanned[name], shown(event.job_id))
+            case events.GpuFailing():
+                has_it = old is not None and GpuId(event.node_id, event.gpu_index) in old.gpus
+                is_told = has_it and is_new_failing(event, before)
+                return f"{failing_in_words(event)}; it counts as slow" if is_told else ""
             case events.NodeLost() if old is not None and event.node_id in old.nodes and old.live:
                 gone = "left" if event.reason == "left" else f"was lost ({event.reason})"
                 return f"{event.node_id} {gone} with workers of this job"

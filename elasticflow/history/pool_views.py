@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elasticflow.shared.messages.events.nodes import GpuReport
 from elasticflow.shared.messages.gpus import ANY_NUMBER, GpuId, GpuLimits
 from elasticflow.shared.messages.job_spec import MetricCondition, Scalar
 from elasticflow.shared.messages.rejection import Offer
@@ -187,6 +188,8 @@ class NodeView:
     since_s: float
     left: bool = False
     slow_until_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    failing: Mapping[int, str] = field(default_factory=dict[int, str])  # of these, why their driver asks for a reset
+    gpus: tuple[GpuReport, ...] = ()  # as their driver says now, if this reader may ask for it
     num_padding_gpus: int = 0
     gpu_type: str = ""
     gpu_memory_bytes: int = 0
@@ -289,6 +292,7 @@ def node_views(state: PoolState) -> tuple[NodeView, ...]:
             since_s=node.since_s,
             left=node.left,
             slow_until_s={slow.gpu_index: slow_until_s(state, slow) for slow in node.slow_gpus},
+            failing={slow.gpu_index: slow.reason for slow in node.slow_gpus if slow.reason},
             num_padding_gpus=num_padding_gpus[node.node_id],
             gpu_type=node.gpu_type,
             gpu_memory_bytes=node.gpu_memory_bytes,

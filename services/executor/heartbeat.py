@@ -19,7 +19,7 @@ from elasticflow.services.executor.decisions.state import PoolMembership, State,
 from elasticflow.shared.errors import BadSettings, Retry, TooLarge, WrongExpectedSequence
 from elasticflow.shared.messages import codec
 from elasticflow.shared.messages.events import NodeFenced, NodeReported
-from elasticflow.shared.messages.events.nodes import KnownStarts, Starts
+from elasticflow.shared.messages.events.nodes import GpuReport, KnownStarts, Starts
 from elasticflow.shared.messages.timeouts import FailureTimeouts, takeover_s
 from elasticflow.shared.runtime.bus.contract import Bus, Value
 from elasticflow.shared.runtime.bus.streams import node_bucket
@@ -151,7 +151,7 @@ class Workers(Protocol):
 
 
 class Heartbeat:
-    """boot_s: the clock of the leases."""
+    """boot_s: the clock of the leases. gpu_reports: how the GPUs are used, as far as known."""
 
     def __init__(
         self,
@@ -164,7 +164,9 @@ class Heartbeat:
         *,
         boot_s: Callable[[], float],
         previous_run_id: str = "",
+        gpu_reports: Callable[[], tuple[GpuReport, ...]] = tuple,
     ) -> None:
+        self._gpu_reports = gpu_reports
         self._host, self._bus, self._pool, self._clock, self._log = host, bus, pool, clock, log
         self._workers, self._boot_s = workers, boot_s
         specification = host.state.node_specification
@@ -254,7 +256,8 @@ class Heartbeat:
     def _made(self, state: State, *, with_metrics: bool) -> NodeReported:
         report = node_report(state, self._clock.now_s(), with_metrics=with_metrics)
         preparations = self._workers.preparations(report.starts or ())
-        return replace(report, preparing=self._workers.preparing, preparations=preparations)
+        gpus = self._gpu_reports() if with_metrics else ()
+        return replace(report, preparing=self._workers.preparing, preparations=preparations, gpus=gpus)
 
     async def _enforce_lease(self) -> None:
         while True:

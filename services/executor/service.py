@@ -30,15 +30,19 @@ from elasticflow.services.executor.old_files import OldFiles
 from elasticflow.services.executor.processes.artifact_uploads import ArtifactUploads
 from elasticflow.services.executor.processes.checkpoint_copies import CheckpointCopies
 from elasticflow.services.executor.processes.code_archive import CodeArchive
+from elasticflow.services.executor.processes.gpu_watch import GpuGauges, GpuWatch, TrainingWorker
 from elasticflow.services.executor.processes.job_logs import LogPublisher
 from elasticflow.services.executor.processes.launcher import Launcher, OnEvent
 from elasticflow.services.executor.processes.manager import GenerationSecrets, Launching, WorkerManager
+from elasticflow.services.executor.processes.reached_workers import ReachedWorkers
 from elasticflow.services.executor.processes.worker_isolation import WorkerIsolation, prepare_isolation
 from elasticflow.services.executor.settings import ExecutorSettings
 from elasticflow.shared.errors import BadSettings
+from elasticflow.shared.messages.pool_config import PoolConfig
 from elasticflow.shared.runtime.bus.contract import until_available
 from elasticflow.shared.runtime.process.clock import boot_s
 from elasticflow.shared.runtime.process.folder_tree import jobs_with_files
+from elasticflow.shared.runtime.process.gpu_readings import GpuReader
 from elasticflow.shared.runtime.process.secret_sealing import SecretKeys
 from elasticflow.shared.runtime.remote_folder import RemoteFolder
 from elasticflow.shared.runtime.service.host import Host
@@ -140,6 +144,25 @@ class Executor:
             node_specification.node_id,
             process.log,
         )
+        self._reached_workers = ReachedWorkers(
+            process.bus,
+            process.settings.pool,
+            node_specification.node_id,
+            self._worker_manager,
+            process.clock,
+            process.log,
+        )
+        uuids = settings.gpu_uuids if settings.device == "cuda" else ()
+        self._gpu_watch = GpuWatch(
+            GpuReader(uuids),
+            node_specification.node_id,
+            gauges=GpuGauges(process.metrics),
+            training=self._training,
+            note=self._note,
+            config=self._config,
+            clock=process.clock,
+            log=process.log,
+        )
         self._load_runners = LoadRunners(
             process.bus,
             process.settings.pool,
@@ -203,6 +226,7 @@ class Executor:
             self._worker_manager,
             boot_s=boot_s,
             previous_run_id=self._previous_run_id,
+            gpu_reports=lambda: self._gpu_watch.reports,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -212,6 +236,8 @@ class Executor:
                     "padding loads": self._load_runners.run,
                     "artifacts": self._artifact_uploads.run,
                     "logs": partial(self._publish_logs, host),
+                    "stacks and commands": self._reached_workers.run,
+                    "GPUs": partial(self._watch_gpus, host),
                     "old files": partial(self._delete_old_files, host),
                     "old artifacts": partial(self._delete_old_artifacts, host),
                     "old copies of checkpoints": partial(self._delete_old_copies, host),
@@ -227,6 +253,18 @@ class Executor:
     async def _watch_for_end(self, host: Host[State], watcher: EndWatcher) -> None:
         await host.ready.wait()
         await watcher.run(self._note)
+
+    async def _watch_gpus(self, host: Host[State]) -> None:
+        await host.ready.wait()
+        await self._gpu_watch.run()
+
+    def _training(self) -> tuple[TrainingWorker, ...]:
+        workers = () if self._host is None else self._host.state.running
+        return tuple(TrainingWorker(worker=each.id, gpu_index=each.gpu.gpu_index) for each in workers if each.trains)
+
+    def _config(self) -> PoolConfig:
+        assert self._host is not None, "GPUs are watched before the host ran"
+        return self._host.folded.config
 
     async def _delete_old_files(self, host: Host[State]) -> None:
         """Once the ledger is folded: before, it is not known which jobs are live."""

@@ -106,6 +106,9 @@ class PoolConfig:
     max_nodes_lost_at_start: Annotated[int, Strict(), Ge(1), Le(1000)] = 2
     # a GPU counts as slow for so long after its worker was slower than its peers
     slow_gpu_s: DurationS = 600.0
+    # of a job that trains while its GPUs compute nothing: off, a warning in its history, or its end
+    idle_gpu_policy: Literal["off", "warn", "end"] = "warn"
+    idle_gpu_s: PositiveDurationS = 1_800.0  # for so long
     # the price of padding GPU time over that of ordinary GPU time; loads with a lower useful share are rejected
     padding_price_ratio: Fraction = 0.1
     # tenants share idle GPUs in proportion to these weights; 1 unless given

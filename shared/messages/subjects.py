@@ -42,6 +42,16 @@ def may_be_answered(tenant: str, pool: str, subject: str) -> bool:
     return _INBOX.fullmatch(subject) is not None or re.fullmatch(answer_subject, subject) is not None
 
 
+def reach(tenant: str, pool: str, node_id: str) -> str:
+    """What a tenant asks the executor of a node about its own workers there. `sender` names the tenant."""
+    return f"ef.reach.{tenant}.{pool}.{node_id}"
+
+
+def reached(tenant: str, pool: str, node_id: str, session: str) -> str:
+    """What the executor answers to one session of this tenant."""
+    return f"ef.reached.{tenant}.{pool}.{node_id}.{session}"
+
+
 def plan(pool: str) -> str:
     """Decisions, serialized by compare-and-set."""
     return f"ef.ledger.{pool}.{PLAN}"

@@ -120,6 +120,7 @@ class SlowGpu:
 
     slowdown: the worker's time for equal work, divided by the median of its peers'.
     job_id, generation: of the report. num_virtual_nodes: of the job; 0: unknown.
+    reason: why it fails, by its driver; "": it was only slow.
     """
 
     gpu_index: int
@@ -128,6 +129,7 @@ class SlowGpu:
     generation: int
     since_s: float
     num_virtual_nodes: int = 0
+    reason: str = ""
 
 
 class NoticedEnd(NamedTuple):

@@ -5,6 +5,7 @@ clock.
 """
 
 import contextlib
+import ctypes
 import os
 import time
 from collections.abc import Mapping
@@ -49,6 +50,15 @@ class Steps(ElasticJob):
         optimizer.step()
         print(f"step {self.iteration} of process {os.getpid()} ends at {time.monotonic():.6f}")
         return loss
+
+
+class HoldsTheLock(Steps):
+    """Its third step waits in a library that keeps the lock of the interpreter. A signal ends the wait."""
+
+    def train(self, batch, model, optimizer):
+        if self.iteration == 3:
+            ctypes.PyDLL(None).sleep(20)
+        return super().train(batch, model, optimizer)
 
 
 class OneIsSlow(Steps):

@@ -40,6 +40,11 @@ PUBLISH = {
     subjects.quote("alice", POOL): "OA",
     subjects.quote("bob", POOL): "O",
     subjects.answer("alice", POOL, "job-1"): "OS",
+    subjects.reach("alice", POOL, "n1"): "OA",
+    subjects.reach("bob", POOL, "n1"): "O",
+    subjects.reach("alice", "another-pool", "n1"): "O",
+    subjects.reached("alice", POOL, "n1", "x"): "ON",
+    subjects.reached("alice", POOL, "n2", "x"): "O",
     subjects.plan(POOL): "OS",
     subjects.epoch(POOL): "OS",
     subjects.snapshot(POOL, "shape"): "OS",
@@ -128,6 +133,13 @@ SUBSCRIBE = {
     subjects.answer("alice", POOL, "job-1"): "OA",
     subjects.answer("bob", POOL, "job-1"): "O",
     subjects.answer("*", POOL, "job-1"): "O",
+    subjects.reach("*", POOL, "n1"): "ON",
+    subjects.reach("alice", POOL, "n1"): "ON",
+    subjects.reach("alice", POOL, "n2"): "O",
+    subjects.reach("alice", POOL, "*"): "O",
+    subjects.reached("alice", POOL, "n1", "x"): "OA",
+    subjects.reached("bob", POOL, "n1", "x"): "O",
+    subjects.reached("*", POOL, "n1", "x"): "O",
     streams.ledger_subjects(POOL): "ON",
     subjects.plan(POOL): "ON",
     subjects.job(POOL, "job-1"): "ON",
@@ -207,6 +219,18 @@ async def test_no_reply_of_the_server_lands_on_a_subject_that_the_sender_may_not
                 f"STREAM.INFO.{SUBMIT}", {"subjects_filter": subjects.submit("bob", POOL)}
             )
             assert not submitted["state"].get("subjects")
+
+
+async def test_a_tenant_and_a_node_reach_each_other_through_their_accounts(pool: SecuredPool) -> None:
+    async with pool.connected(*KEYS["A"]) as alice, pool.connected(*KEYS["N"]) as node:
+        asked = await node.subscribe(subjects.reach("alice", POOL, "n1"))
+        answered = await alice.subscribe(subjects.reached("alice", POOL, "n1", "x"))
+        await alice.publish(subjects.reach("alice", POOL, "n1"), b"asked")
+        assert (await anext(asked)).data == b"asked"
+        await node.publish(subjects.reached("alice", POOL, "n1", "x"), b"answered")
+        assert (await anext(answered)).data == b"answered"
+        await asked.close()
+        await answered.close()
 
 
 async def test_no_request_on_a_subject_of_ones_own_reads_the_view_of_another(pool: SecuredPool) -> None:

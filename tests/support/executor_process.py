@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from elasticflow.services.executor.processes.fork_server_client import marked_processes, wait_until_gone
 
@@ -24,6 +25,7 @@ def executor_process(
     isolation: str = "none",
     until_notice: str = "",
     stderr: int | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """pytest shows its output if the test fails."""
     settings = {
@@ -37,6 +39,7 @@ def executor_process(
         "EF_ISOLATION": isolation,
         "EF_UNTIL_NOTICE": until_notice,
         "EF_DIE_WITH_PARENT": "1",
+        **environment,
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "elasticflow.services.executor"], cwd=ROOT, env=os.environ | settings, stderr=stderr

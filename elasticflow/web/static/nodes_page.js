@@ -54,6 +54,7 @@ function Node({ node, nowS }) {
   const slow = Object.entries(node.slow_until_s)
     .filter(([, untilS]) => Number(untilS) > nowS)
     .map(([index]) => Number(index));
+  const failing = slow.filter((index) => node.failing?.[index]);
   const free = node.jobs.filter((/** @type {string} */ job) => job === "").length;
   const memory = node.gpu_memory_bytes ? ` · ${gibInWords(node.gpu_memory_bytes)} each` : "";
   const state = node.alive
@@ -84,6 +85,7 @@ function Node({ node, nowS }) {
         </p>`
       }
       ${node.alive && node.awaited && html`<p><span class="chip risk">▲ awaited: it takes no job before it joins again</span></p>`}
+      ${failing.map((index) => html`<p><span class="chip risk">▲ GPU ${index} ${node.failing[index]}</span></p>`)}
       ${slow.length > 0 && html`<p><span class="chip risk">▲ slow: GPU ${slow.join(", ")}</span></p>`}
       ${node.slower_than_type > 0 && html`<p><span class="chip risk">▲ ${Math.round(100 * node.slower_than_type)} % slower than others of its type</span></p>`}
       ${sockets.map(

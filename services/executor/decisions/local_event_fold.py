@@ -13,6 +13,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     ContactLost,
     ContactRestored,
     EndNoticed,
+    GpusJudged,
     KillWorker,
     LocalEvent,
     NodeClaimed,
@@ -129,6 +130,8 @@ def observe(state: State, local_event_or_action: Any, now_s: float) -> State:
             return replace(state, cut_off=False)
         case EndNoticed():
             return replace(state, end_noticed=observed)
+        case GpusJudged():
+            return replace(state, gpus_judged=observed)
         case ShutDownRequested() | BeginShutDown():
             return replace(state, shutting_down=True)
         case StartWorker():

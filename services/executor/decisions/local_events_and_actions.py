@@ -101,6 +101,14 @@ class ContactRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpusJudged:
+    """These GPUs of this node should compute nothing, each with the reason, as was read at at_s."""
+
+    failing: tuple[tuple[int, str], ...]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndNoticed:
     """What announces the end of this machine says so now. until_s: None: it announces none. at_s: when it was read."""
 
@@ -192,6 +200,7 @@ LocalEvent = (
     | ContactLost
     | ContactRestored
     | EndNoticed
+    | GpusJudged
     | ShutDownRequested
 )
 WorkerAction = StartWorker | SendToWorker | KillWorker | ShutDown

@@ -37,6 +37,7 @@ from elasticflow.services.executor.decisions.state import (
 from elasticflow.shared.messages.commands import Command
 from elasticflow.shared.messages.events import (
     GenerationStarted,
+    GpuFailing,
     JobEvent,
     JobWarned,
     NodeEndNoticed,
@@ -48,7 +49,9 @@ from elasticflow.shared.messages.events import (
     WorkerLagged,
     WorkersStopped,
 )
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.messages.worker_protocol import from_worker
+from elasticflow.shared.state.fold.nodes import is_new_failure
 from elasticflow.shared.state.fold.workers import is_new_phase, is_new_slow_gpu, is_new_warning
 from elasticflow.shared.state.job import Job, Phase
 from elasticflow.shared.state.policy import Policy
@@ -115,6 +118,7 @@ def _decided(state: State, now_s: float) -> tuple[Output, ...]:
     job_ids = sorted(state.job_ids | {worker.id.job_id for worker in state.running})
     outputs: list[Output] = [_joined(state, now_s)] if _is_awaited(state) else []
     outputs += _noticed(state)
+    outputs += _failing(state)
     outputs += [output for job_id in job_ids for output in _for_job(state, job_id, now_s)]
     outputs += starts(state, now_s)
     if state.shutting_down and not state.running:
@@ -195,6 +199,18 @@ def _noticed(state: State) -> list[NodeEndNoticed]:
         return []
     at_s = newest.at_s if known is None else max(newest.at_s, math.nextafter(known.at_s, math.inf))
     return [NodeEndNoticed(node_id=state.node_id, incarnation=state.incarnation, until_s=newest.until_s, at_s=at_s)]
+
+
+def _failing(state: State) -> list[GpuFailing]:
+    """The GPUs that should compute nothing, if the ledger does not hold that, or soon will no longer count it."""
+    judged = state.gpus_judged
+    return [
+        GpuFailing(
+            node_id=state.node_id, incarnation=state.incarnation, gpu_index=index, reason=reason, at_s=judged.at_s
+        )
+        for index, reason in (() if judged is None else judged.failing)
+        if judged is not None and is_new_failure(state.pool, GpuId(state.node_id, index), reason, judged.at_s)
+    ]
 
 
 def _deregister(state: State, now_s: float) -> NodeLost:

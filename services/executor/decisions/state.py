@@ -15,6 +15,7 @@ from elasticflow.services.executor.decisions.local_events_and_actions import (
     UNCLAIMED,
     ArtifactsUploaded,
     EndNoticed,
+    GpusJudged,
     NodeClaimed,
     StoreArtifacts,
     UsePaddingSlots,
@@ -212,6 +213,7 @@ class State:
     padding_slots: UsePaddingSlots = NO_PADDING_SLOTS  # as last ordered
     cut_off: bool = False  # without contact: start no worker
     shutting_down: bool = False
+    gpus_judged: GpusJudged | None = None  # the newest one; None: no GPU has failed so far
     end_noticed: EndNoticed | None = None  # the newest one; None: nothing on this machine announces its end
 
     @property
@@ -312,7 +314,7 @@ def evolve(state: State, message: LedgerMessage, sequence: int) -> State:
                     state = _refreshed(_with_membership(state), state.job_ids)
             case events.PlacementDecided():
                 state = _refreshed(state, (placed.job_id for placed in event.placements))
-            case events.NodeEndAnnounced() | events.NodeEndNoticed() | events.NodeDrainStarted():
+            case events.NodeEndAnnounced() | events.NodeEndNoticed() | events.NodeDrainStarted() | events.GpuFailing():
                 pass
             case events.AllocationDecided() | events.ProfileCompleted() | events.PoolConfigured() | Unreadable():
                 pass

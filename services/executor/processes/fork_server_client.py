@@ -300,6 +300,20 @@ class ProcessChannel:
             if not waits:
                 self._flush()
 
+    def send_with_files(self, message: ChannelMessage, files: Sequence[int]) -> bool:
+        """Send copies of these files with it, now. False: the process does not read, or is gone."""
+        if self._unsent or not self._is_writable:
+            return False
+        frame = encode_frame(message)
+        try:
+            num_sent = socket.send_fds(self._socket, [frame], list(files))
+        except OSError:
+            return False
+        if num_sent < len(frame):
+            self._unsent += frame[num_sent:]
+            self._flush()
+        return True
+
     async def receive(self) -> bytes:
         """The next bytes; empty at the end of the file."""
         await asyncio.sleep(0)  # a process that sends without end must not keep the event loop

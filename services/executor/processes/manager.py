@@ -219,6 +219,27 @@ class WorkerManager:
         self._launched.intersection_update(starts)
         return tuple(start for start in starts if start not in self._launched)
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Those whose workers start or run here."""
+        return frozenset(slot.tenant for slot in self._slots.values())
+
+    def workers_of(self, tenant: str, job_id: str) -> tuple[WorkerHandle, ...]:
+        """The workers of this job that have a process, by generation and rank; () if it is of another tenant."""
+        slots = sorted(self._slots.items())
+        return tuple(
+            slot.handle
+            for worker, slot in slots
+            if worker.job_id == job_id and slot.tenant == tenant and slot.handle is not None and not slot.is_killed
+        )
+
+    def starts_worker_of(self, tenant: str, job_id: str) -> bool:
+        """Whether a worker of this job starts here, and has no process so far."""
+        return any(
+            worker.job_id == job_id and slot.tenant == tenant and slot.handle is None
+            for worker, slot in self._slots.items()
+        )
+
     def kill_all(self) -> None:
         for worker in tuple(self._slots):
             self._kill(worker)

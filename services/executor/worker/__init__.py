@@ -12,6 +12,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
     interface.py                what users' code is to a worker: a training function, and its failure
     process/      one operating-system process
         channel.py              messages from and to the executor; the lease
+        commands.py             where this process's threads are, and users' commands beside it
         exit_handlers.py        what Python does at the end of a process, before the worker's own end
         users_code.py           which modules are the user's, and their import; the variables and folders of a job
         users_process.py        what users' code does to its process: ends, forks, timers, standard input

@@ -254,6 +254,24 @@ class JobWarned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEntered:
+    """A user's command begins beside a worker (`eflow exec`). From the executor, before it begins; it changes no state.
+
+    tenant: on whose subject the request came. user: who asked, as the client said; nobody has checked it.
+    """
+
+    VERSION: ClassVar[int] = 1
+    job_id: Token
+    generation: Generation
+    rank: Index
+    node_id: Token
+    tenant: Token
+    user: Text
+    command: Text
+    at_s: TimeS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgressed:
     """The progress and speed of a job. From the monitor, every few seconds for each running job."""
 
@@ -364,6 +382,7 @@ JobEvent = (
     | WorkerCrashed
     | WorkerLagged
     | JobWarned
+    | WorkerEntered
     | MemoryExceeded
     | JobProgressed
     | CheckpointWritten

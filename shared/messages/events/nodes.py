@@ -10,6 +10,7 @@ from elasticflow.shared.messages.limits import (
     DurationS,
     FewItems,
     Finite,
+    Fraction,
     Generation,
     GpuType,
     Index,
@@ -95,7 +96,22 @@ class NodeEndNoticed:
     at_s: TimeS  # when the executor learned it; later than that of its notice before
 
 
-NodeEvent = NodeJoined | NodeLost | NodeEndNoticed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFailing:
+    """A GPU of this node should compute nothing until it was reset. From the executor; repeated while it lasts.
+
+    reason: the driver's judgement, as the end of a sentence on the GPU. It counts as a slow GPU (docs/adr/0121).
+    """
+
+    VERSION: ClassVar[int] = 1
+    node_id: Token
+    incarnation: Token
+    gpu_index: Index
+    reason: Text
+    at_s: TimeS
+
+
+NodeEvent = NodeJoined | NodeLost | NodeEndNoticed | GpuFailing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +126,19 @@ class WorkerReport:
     checkpoint_iteration: Iterations = 0
     seconds_since_progress: DurationS | None = None
     metrics: Annotated[Mapping[Name, Finite], FewItems] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReport:
+    """How a GPU is used, as the driver says; None: unknown. problem: why nothing should be computed on it."""
+
+    gpu_index: Index
+    utilization: Fraction | None = None
+    memory_used_bytes: NumBytes | None = None
+    temperature_c: Finite | None = None
+    power_w: Finite | None = None
+    throttled_by: Annotated[tuple[Name, ...], FewItems] = ()
+    problem: Text = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +159,7 @@ class NodeReported:
     preparing: tuple[Token, ...] = ()
     starts: Starts = None
     preparations: KnownStarts = ()
+    gpus: tuple[GpuReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

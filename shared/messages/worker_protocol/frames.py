@@ -1,11 +1,12 @@
 """The bytes between a process and its children, such as workers and runners. Frames of msgpack. Pure.
 
-Five kinds of stream socket, all private to one machine:
+Six kinds of stream socket, all private to one machine:
 
     executor <-> fork server    `forking`
     executor <-> worker         `to_worker`, `from_worker`
     executor <-> runner         `task_running`
     executor <-> preparer       `preparing`
+    executor <-> command        `to_worker.CommandResult`
     client <-> training manager `to_worker`, `from_worker`, `training_tasks`
 
 A frame is a length (4 bytes, big-endian) and msgpack `[type, fields]`.
@@ -27,7 +28,7 @@ from elasticflow.shared.messages.worker_protocol.forking import (
 )
 from elasticflow.shared.messages.worker_protocol.from_worker import FromWorker
 from elasticflow.shared.messages.worker_protocol.task_running import FromRunner, ToRunner
-from elasticflow.shared.messages.worker_protocol.to_worker import ToWorker
+from elasticflow.shared.messages.worker_protocol.to_worker import CommandResult, ToWorker
 from elasticflow.shared.messages.worker_protocol.training_tasks import FromManager
 
 ChannelMessage = (
@@ -39,6 +40,7 @@ ChannelMessage = (
     | ToPreparer
     | FromPreparer
     | EnterEnvironment
+    | CommandResult
     | ToForkServer
     | FromForkServer
 )

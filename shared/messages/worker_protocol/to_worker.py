@@ -5,6 +5,7 @@ The end of file on a channel means that the executor is gone: the worker ends at
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from signal import SIGURG
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
@@ -203,6 +204,35 @@ class LeaseExtended:
     until_s: DurationS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowStacks:
+    """Write where each thread is into the file that comes with this message, and into the job's log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCommand:
+    """Start a command as users' code would: in this worker's namespaces, limits, environment and folder.
+
+    Four files come with this message: its standard input, output and error, and a socket. The worker writes a
+    `CommandResult` there once the command has ended, and kills the command at the end of the file.
+    terminal_kind: TERM, of a command whose three files are a terminal, which it then controls; "": pipes.
+    """
+
+    command: tuple[str, ...]
+    terminal_kind: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """status: as `subprocess` returns it: negative for a signal. error: why nothing was started."""
+
+    status: int = 0
+    error: str = ""
+
+
+STACKS_SIGNAL = SIGURG  # as `ShowStacks`, into the log only; its default effect is none
+NUM_FILES = {ShowStacks: 1, RunCommand: 4}  # that come with a message
+MAX_FILES = 4
 ToWorker = (
     WarmUp
     | WriteLog
@@ -213,4 +243,6 @@ ToWorker = (
     | StopAtBoundary
     | WriteCheckpoint
     | LeaseExtended
+    | ShowStacks
+    | RunCommand
 )

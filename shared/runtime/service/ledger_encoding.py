@@ -10,6 +10,7 @@ from elasticflow.shared.messages import codec, subjects
 from elasticflow.shared.messages.events import (
     EpochBegan,
     Event,
+    GpuFailing,
     JobEvent,
     LoadReport,
     NodeEndNoticed,
@@ -58,7 +59,7 @@ def read_message(stored: LedgerRecord) -> LedgerMessage:
 
 def subject_of(pool: str, event: Event) -> str:
     """The ledger subject on which this event belongs."""
-    if isinstance(event, NodeJoined | NodeLost | NodeEndNoticed):
+    if isinstance(event, NodeJoined | NodeLost | NodeEndNoticed | GpuFailing):
         return subjects.node(pool, event.node_id)
     if isinstance(event, LOAD_REPORTS):
         return subjects.load(pool, cast(LoadReport, event).load_id)
@@ -84,9 +85,10 @@ def dead_letter_headers(subject: str, problems: tuple[str, ...]) -> dict[str, st
 def event_id(event: Event) -> str:
     """The same for each report of the same event, so without the time of the report.
 
-    A node that joins once more says something new: that it is there. A notice of its end may return to an earlier time.
+    A node that joins once more says something new: that it is there. A notice of its end may return to an earlier time,
+    and a GPU fails for longer than it counts as slow.
     """
-    is_timeless = hasattr(event, "at_s") and not isinstance(event, NodeJoined | NodeEndNoticed)
+    is_timeless = hasattr(event, "at_s") and not isinstance(event, NodeJoined | NodeEndNoticed | GpuFailing)
     timeless = replace(event, at_s=0.0) if is_timeless else event
     return f"{type(event).__name__}-{_digest(timeless)}"
 

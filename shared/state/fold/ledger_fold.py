@@ -39,6 +39,7 @@ from elasticflow.shared.state.fold.jobs import (
 )
 from elasticflow.shared.state.fold.loads import with_load_event
 from elasticflow.shared.state.fold.nodes import (
+    gpu_failing,
     node_drain_started,
     node_end_announced,
     node_end_noticed,
@@ -219,6 +220,8 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             return node_end_announced(state, event, sequence)
         case events.NodeEndNoticed():
             return node_end_noticed(state, event, sequence)
+        case events.GpuFailing():
+            return gpu_failing(state, event)
         case events.NodeDrainStarted():
             return node_drain_started(state, event)
         case events.QuoteReserved():
@@ -230,6 +233,7 @@ def apply(state: PoolState, event: Event, sequence: int) -> PoolState:
             | events.GpuLimitsRejected()
             | events.CheckpointRejected()
             | events.CheckpointUpToDate()
+            | events.WorkerEntered()
             | events.EpochBegan()
             | events.SnapshotSaved()
         ):

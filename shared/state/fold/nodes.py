@@ -7,11 +7,12 @@ from elasticflow.shared.frozen_values import fast_replace
 from elasticflow.shared.messages import events
 from elasticflow.shared.messages.events import NodeJoined
 from elasticflow.shared.messages.events.nodes import KnownStarts, Starts
+from elasticflow.shared.messages.gpus import GpuId
 from elasticflow.shared.state.fold.jobs import scheduling_event, with_job, with_lost_workers
 from elasticflow.shared.state.gpu_types import type_of_profile
 from elasticflow.shared.state.job import Job, nodes_of
 from elasticflow.shared.state.nodes import confirmed, is_started_again, with_awaited_nodes, without_speeds_on_node
-from elasticflow.shared.state.pool import NodeState, NoticedEnd, PoolState, spec_of, with_nodes
+from elasticflow.shared.state.pool import NodeState, NoticedEnd, PoolState, SlowGpu, slow_gpu, spec_of, with_nodes
 
 # --- The fold of starts that lost a node: which of them may be the job's doing -------------------------
 # A lost start needs an executor that had begun to start the job's workers, and another node that outlived it; and
@@ -320,6 +321,40 @@ def node_end_noticed(state: PoolState, event: events.NodeEndNoticed, sequence: i
         return with_nodes(state, state.nodes.set(event.node_id, replace(node, notice=notice)))
     node = replace(node, until_s=until_s, end_announced_s=event.at_s, notice=notice, draining=False)
     return scheduling_event(with_nodes(state, state.nodes.set(event.node_id, node)), sequence)
+
+
+FAILING_SLOWDOWN = 100.0  # of a GPU that should compute nothing: what a straggler that no one waits for would have
+
+
+def gpu_failing(state: PoolState, event: events.GpuFailing) -> PoolState:
+    """The GPU counts as slow, of the job that holds it."""
+    node, gpu = state.nodes.get(event.node_id), GpuId(event.node_id, event.gpu_index)
+    if node is None or node.incarnation != event.incarnation or event.gpu_index >= node.num_gpus:
+        return state
+    if not is_new_failure(state, gpu, event.reason, event.at_s):
+        return state
+    holder = next((job for job in state.live_jobs.values() if gpu in job.gpus), None)
+    slow = SlowGpu(
+        gpu_index=gpu.gpu_index,
+        slowdown=FAILING_SLOWDOWN,
+        job_id="" if holder is None else holder.job_id,
+        generation=0 if holder is None else holder.generation,
+        since_s=event.at_s,
+        num_virtual_nodes=0 if holder is None else holder.num_virtual_nodes,
+        reason=event.reason,
+    )
+    others = (other for other in node.slow_gpus if other.gpu_index != gpu.gpu_index)
+    node = replace(node, slow_gpus=(*others, slow))
+    return fast_replace(state, nodes=state.nodes.set(node.node_id, node))
+
+
+def is_new_failure(state: PoolState, gpu: GpuId, reason: str, at_s: float) -> bool:
+    """Whether a report that this GPU fails adds anything: it does not count as failing, or soon will no longer."""
+    known = slow_gpu(state, gpu)
+    if known is None:
+        return True
+    since_s = at_s - known.since_s
+    return since_s > (state.config.slow_gpu_s / 2 if known.reason == reason else 0.0)
 
 
 def node_drain_started(state: PoolState, event: events.NodeDrainStarted) -> PoolState:

@@ -20,6 +20,7 @@ from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.loop import training_loop
 from elasticflow.services.executor.worker.process.channel import Channel
+from elasticflow.services.executor.worker.process.commands import show_stacks_on_signal
 from elasticflow.services.executor.worker.process.cpu_slot_limits import job_memory_advice, limit_memory
 from elasticflow.services.executor.worker.process.device import (
     DeviceLost,
@@ -139,6 +140,7 @@ def run_assignment(
     use_one_heap()
     channel = Channel(sock, received, folders)
     signal.signal(signal.SIGTERM, lambda *_: channel.request_stop())
+    show_stacks_on_signal()
     # A forked reader process inherits connections, but not their threads: collecting one of them would crash it.
     os.register_at_fork(after_in_child=gc.freeze)
 

@@ -16,18 +16,23 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Protocol, get_args
 
+from elasticflow.services.executor.worker.process.commands import run_command, write_stacks
 from elasticflow.services.executor.worker.process.exit_handlers import EXIT_HANDLERS, ON_THE_WAY_S
-from elasticflow.services.executor.worker.process.log_file import write_output_to
+from elasticflow.services.executor.worker.process.log_file import keep_flight_records_beside, write_output_to
 from elasticflow.services.executor.worker.process.users_process import PROCESS
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.frames import BrokenChannel, FrameReader, encode_frame
 from elasticflow.shared.messages.worker_protocol.from_worker import ExitCode, FromWorker
 from elasticflow.shared.messages.worker_protocol.to_worker import (
+    MAX_FILES,
+    NUM_FILES,
     Assignment,
     JoinRendezvous,
     LeaseExtended,
     PeersLost,
     PrepareSwitch,
+    RunCommand,
+    ShowStacks,
     StopAtBoundary,
     ToWorker,
     WarmUp,
@@ -55,6 +60,7 @@ class Channel:
         self._socket = sock
         self._folders = folders or WorkerFolders()
         self._received = received
+        self._files = list[int]()  # that have come, and belong to a message that may not be complete
         self._writing = threading.Lock()
         self._commands: queue.SimpleQueue[WarmUp | Assignment] = queue.SimpleQueue()
         # by generation
@@ -178,6 +184,7 @@ class Channel:
                     case WriteLog(file=file):
                         self._folders.show(writable=[str(Path(file).parent)])
                         write_output_to(Path(file))
+                        keep_flight_records_beside(Path(file))
                     case Assignment():
                         self._folders.show(readable=message.read_folders, writable=[message.checkpoint_dir])
                         self._folders.close()
@@ -199,11 +206,23 @@ class Channel:
                         self._checkpoint_request = request
                     case LeaseExtended(until_s=until_s):
                         self._lease_until_s = until_s
+                    case ShowStacks():
+                        write_stacks(self._take_files(message))
+                    case RunCommand():
+                        run_command(message, self._take_files(message))
                     case _:
                         raise BrokenChannel(f"unexpected message for a worker: {type(message).__name__}")
             if assignment is not None and boot_s() <= self._lease_until_s:
                 self._commands.put(assignment)
                 assignment = None
+
+    def _take_files(self, message: ShowStacks | RunCommand) -> list[int]:
+        """Raises BrokenChannel if they have not come with it."""
+        number = NUM_FILES[type(message)]
+        if len(self._files) < number:
+            raise BrokenChannel(f"{type(message).__name__} came without its files")
+        taken, self._files = self._files[:number], self._files[number:]
+        return taken
 
     def _take_received(self) -> bytes:
         received, self._received = self._received, b""
@@ -219,9 +238,11 @@ class Channel:
                 _write_last_message(b"the lease has expired without an extension by the executor: this worker exits\n")
                 return b""
         try:
-            return self._socket.recv(65_536)
+            data, files, _, _ = socket.recv_fds(self._socket, 65_536, MAX_FILES)
         except OSError:
             return b""
+        self._files += files
+        return data
 
 
 def _write_last_message(words: bytes) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 _LONGEST_LINE = 1000  # bytes
+_FLIGHT_RECORDS = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")  # torch has renamed it
 
 
 def write_output_to(log_file: Path) -> None:
@@ -33,6 +34,13 @@ def write_output_to(log_file: Path) -> None:
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ]
     )
+
+
+def keep_flight_records_beside(log_file: Path) -> None:
+    """Name the files in which torch keeps NCCL's last calls, if its user turns that on: /tmp ends with the worker."""
+    prefix = str(log_file.with_name(f"{log_file.stem}.nccl_trace_"))  # torch adds the rank
+    for variable in _FLIGHT_RECORDS:
+        os.environ.setdefault(variable, prefix)
 
 
 def size_of_output() -> int:

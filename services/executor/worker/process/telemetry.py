@@ -6,9 +6,7 @@ into the job's log, and the lines of users' code in which it hangs into the job'
 the last steps, so that a failed job shows in which iteration it failed.
 """
 
-import faulthandler
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -16,13 +14,13 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from elasticflow.services.executor.worker.process.channel import ExecutorLink
+from elasticflow.services.executor.worker.process.commands import write_stacks_to_log
 from elasticflow.services.executor.worker.process.users_process import PROCESS, places_of_threads
 from elasticflow.shared.messages.timeouts import FailureTimeouts
 from elasticflow.shared.messages.worker_protocol.from_worker import PHASE_S, Alive, Lagged, Progressed, Warned
 from elasticflow.shared.runtime.process.logs import log
 
 _PERIOD_S = 0.5
-_LOG = 2  # standard error is the job's log
 _MOST_PLACES = 3  # of users' code in which the threads of a worker hang
 _RATE_WINDOW = 50  # steps: long enough to be steady, short enough to show a change
 
@@ -117,11 +115,7 @@ class Telemetry:
 
 
 def _write_stacks(idle_s: float) -> None:
-    """Also of threads that wait in a library, without their help."""
-    os.write(
-        _LOG, f"eflow: no step ended for {idle_s:.0f} s; the threads of this worker, newest calls first:\n".encode()
-    )
-    faulthandler.dump_traceback(_LOG, all_threads=True)
+    write_stacks_to_log(f"no step ended for {idle_s:.0f} s")
 
 
 def _rate(step_ends: deque[tuple[int, float]]) -> float | None:

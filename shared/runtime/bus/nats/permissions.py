@@ -35,10 +35,15 @@ IN_POOL_ACCOUNT = frozenset({Role.OPERATOR, Role.SERVICE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """Subjects, with wildcards. In an account of its own a role imports exactly these from the pool's account."""
+    """Subjects, with wildcards. In an account of its own a role imports exactly these from the pool's account.
+
+    to_nodes, from_nodes: between its account and those of nodes: a server passes no message on twice.
+    """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    to_nodes: tuple[str, ...] = ()
+    from_nodes: tuple[str, ...] = ()
 
 
 def permissions(role: Role, pool: str, name: str) -> Permissions:
@@ -105,11 +110,12 @@ def _node(pool: str, node_id: str) -> Permissions:
             f"$JS.API.DIRECT.GET.OBJ_{artifacts}.$O.{artifacts}.M.*.{node_id}.*",
             logs,
             f"$JS.API.DIRECT.GET.KV_{streams.log_bucket(pool)}.{logs}",
+            subjects.reached("*", pool, node_id, "*"),
             *_api("STREAM.INFO", *_every_stream(pool)),
             *_api("STREAM.MSG.GET", f"KV_{nodes}", f"OBJ_{code}", f"OBJ_{snapshots}"),
             *_api("DIRECT.GET", streams.ledger_stream(pool), f"OBJ_{code}", f"OBJ_{snapshots}"),
         ),
-        subscribe=(streams.ledger_subjects(pool),),
+        subscribe=(streams.ledger_subjects(pool), subjects.reach("*", pool, node_id)),
     )
 
 
@@ -134,6 +140,8 @@ def _tenant(pool: str, tenant: str) -> Permissions:
             *(f"$JS.API.DIRECT.GET.KV_{views}.{key}" for key in (*common_views, *own_views)),
         ),
         subscribe=(subjects.answer(tenant, pool, "*"), *own_views),
+        to_nodes=(subjects.reach(tenant, pool, "*"),),
+        from_nodes=(subjects.reached(tenant, pool, "*", "*"),),
     )
 
 
@@ -180,10 +188,37 @@ def server_configuration(pool: str, keys: Iterable[PublicKey]) -> str:
     pool_account = f"pool-{pool}"
     users = [_user(key, permissions(key.role, pool, key.name)) for key in inside]
     blocks = [_block(pool_account, "jetstream: enabled", users=users, exports=_exports(allowed))]
+    tenants, nodes = (
+        {users[0].name: name for name, users in accounts.items() if users[0].role is role}
+        for role in (Role.TENANT, Role.NODE)
+    )
     for name, keys_of_account in accounts.items():
         users = [_user(key, _with_inboxes(allowed[name])) for key in keys_of_account]
-        blocks.append(_block(name, users=users, imports=_imports(allowed[name], pool_account)))
+        exports, imports = _between_tenants_and_nodes(pool, keys_of_account[0], tenants, nodes)
+        imports = [*_imports(allowed[name], pool_account), *imports]
+        blocks.append(_block(name, users=users, exports=exports, imports=imports))
     return "\n".join(("accounts {", *blocks, "}")) + "\n"
+
+
+def _between_tenants_and_nodes(
+    pool: str, key: PublicKey, tenants: Mapping[str, str], nodes: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """What the account of this key exports to the other kind, and imports from it. tenants, nodes: accounts by name."""
+    if key.role is Role.TENANT:
+        others = list(nodes.values())
+        exported = subjects.reach(key.name, pool, "*")
+        imported = {account: subjects.reached(key.name, pool, node_id, "*") for node_id, account in nodes.items()}
+    else:
+        others = list(tenants.values())
+        exported = subjects.reached("*", pool, key.name, "*")
+        imported = {account: subjects.reach(tenant, pool, key.name) for tenant, account in tenants.items()}
+    exports = [f"{{ stream: {_quoted(exported)}, accounts: {_quoted(others)} }}"] if others else []
+    imports = (_stream_import(account, subject) for account, subject in imported.items())
+    return exports, list(imports)
+
+
+def _stream_import(account: str, subject: str) -> str:
+    return f"{{ stream: {{ account: {_quoted(account)}, subject: {_quoted(subject)} }}, to: {_quoted(subject)} }}"
 
 
 def _block(name: str, *lines: str, **lists: Iterable[str]) -> str:
@@ -194,8 +229,8 @@ def _block(name: str, *lines: str, **lists: Iterable[str]) -> str:
 
 
 def _with_inboxes(allowed: Permissions) -> Permissions:
-    names = dict.fromkeys((*allowed.publish, *map(_name_in_account, allowed.publish), _OWN_INBOXES))
-    return Permissions(publish=tuple(names), subscribe=(*allowed.subscribe, _OWN_INBOXES))
+    names = dict.fromkeys((*allowed.publish, *map(_name_in_account, allowed.publish), *allowed.to_nodes, _OWN_INBOXES))
+    return Permissions(publish=tuple(names), subscribe=(*allowed.subscribe, *allowed.from_nodes, _OWN_INBOXES))
 
 
 def _user(key: PublicKey, allowed: Permissions) -> str:

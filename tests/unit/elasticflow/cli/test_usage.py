@@ -124,8 +124,8 @@ def test_every_command_has_json() -> None:
         *group.commands["events"].commands.items(),
     ]
     without = {name for name, command in every if "--json" not in {word for p in command.params for word in p.opts}}
-    # a page, a node, a group of commands, and a command whose options are the simulator's
-    assert without == {"ui", "node", "keys", "simulate"}
+    # a page, a node, a group of commands, a command whose options are the simulator's, and one with another's output
+    assert without == {"ui", "node", "keys", "simulate", "exec"}
 
 
 @pytest.mark.parametrize(

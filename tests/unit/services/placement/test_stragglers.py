@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from elasticflow.cli.listings import alive_word
 from elasticflow.history.job_history import job_history
 from elasticflow.history.pool_views import node_views
+from elasticflow.services.executor.decisions.local_events_and_actions import GpusJudged
 from elasticflow.services.placement.policy import POLICY
 from elasticflow.services.placement.stragglers import SETTLED_S
 from elasticflow.shared.messages import events
@@ -163,6 +165,64 @@ def test_no_job_moves_back_to_a_gpu_that_counts_as_slow() -> None:
     history.started("a")
     assert len({gpu.node_id for gpu in pieces}) == 2
     assert placed(history, SETTLED_AT_S + 2 * SETTLED_S) == []
+
+
+# --- a GPU that fails by its driver's judgement -----------------------------------------------------------
+
+FAILS = "needs a reset"
+
+
+def failing(history: History, gpu: GpuId, at_s: float = SETTLED_AT_S, **changes: Any) -> events.GpuFailing:
+    event = events.GpuFailing(
+        node_id=gpu.node_id,
+        incarnation=history.state.nodes[gpu.node_id].incarnation,
+        gpu_index=gpu.gpu_index,
+        reason=FAILS,
+        at_s=at_s,
+    )
+    return replace(event, **changes)
+
+
+def test_the_executor_reports_a_failing_gpu_once_and_again_while_it_lasts() -> None:
+    node = ExecutorNode().training(2)
+    node.note(GpusJudged(failing=((1, FAILS),), at_s=NOW_S))
+    (event,) = node.emitted_of(events.GpuFailing)
+    assert (event.node_id, event.gpu_index, event.reason) == ("node-0", 1, FAILS)
+    node.note(GpusJudged(failing=((1, FAILS),), at_s=NOW_S + KEPT_S / 2))
+    assert len(node.emitted_of(events.GpuFailing)) == 1
+    node.note(GpusJudged(failing=((1, FAILS),), at_s=NOW_S + KEPT_S / 2 + 1))
+    assert len(node.emitted_of(events.GpuFailing)) == 2
+    node.note(GpusJudged(failing=((1, "needs a reboot of its machine"),), at_s=NOW_S + KEPT_S / 2 + 2))
+    assert len(node.emitted_of(events.GpuFailing)) == 3
+    node.note(GpusJudged(failing=(), at_s=NOW_S + 3 * KEPT_S))
+    assert len(node.emitted_of(events.GpuFailing)) == 3
+    assert node.unchanged_by(event)
+
+
+def test_a_job_leaves_a_failing_gpu_and_its_history_says_why() -> None:
+    history = training(2, 4, racks={"node-0": "r", "node-1": "r"})
+    first, second = history.state.live_jobs["a"].gpus
+    event = failing(history, second)
+    history.then(event, replace(event, at_s=SETTLED_AT_S + KEPT_S / 2 + 1.0))
+    (after,) = placed(history)
+    assert (after[0], after[1].node_id) == (first, "node-1")
+    said = [text for text in sentences(history) if FAILS in text]
+    assert said == [f"GPU {second.gpu_index} of node-0 needs a reset; it counts as slow"], "the repetition says nothing"
+    view = node_views(history.state)[0]
+    assert view.failing == {second.gpu_index: FAILS}
+    assert alive_word(view, SETTLED_AT_S).plain == f"GPU {second.gpu_index} needs a reset"
+
+
+def test_a_new_job_avoids_a_failing_gpu() -> None:
+    history = training(4, 4)
+    assert SLOW not in placed_after(history.then(failing(history, SLOW)), 2)
+
+
+@pytest.mark.parametrize("changes", [{"incarnation": "other"}, {"gpu_index": 9}, {"node_id": "node-7"}])
+def test_an_impossible_failure_is_ignored(changes: dict[str, Any]) -> None:
+    history = training(4)
+    before = history.state.nodes
+    assert history.then(failing(history, SLOW, **changes)).state.nodes == before
 
 
 # --- no GPU is free ---------------------------------------------------------------------------------------
