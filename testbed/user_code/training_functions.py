@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from elasticflow import ElasticJob, Scalar
+from elasticflow import ElasticJob, Scalar, mean
 
 NUM_SAMPLES = 50
 SLOW_DOWN_S = 0.001  # times the square of the iterations done, in each part of a batch: 40 steps take over a minute
@@ -869,3 +869,82 @@ class FromAnUnsizedStreamReadHere(FromAnUnsizedStream):
 class OfAnySize(Points):
     def init_dataset(self):
         return Subset(Numbered(), range(int(self.hyperparameters["num_samples"])))
+
+
+class Layered(nn.Module):
+    """Layers in a list, of sizes that no power of two divides, and dropout."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 7)
+        layers = (nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Dropout(dropout)) for _ in range(2))
+        self.layers = nn.ModuleList(layers)
+        self.last = nn.Linear(7, 1)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(points)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.last(hidden)
+
+
+class InGangs(Points):
+    """Its optimizer has state, its gradients are clipped by their norm, and it evaluates."""
+
+    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "dropout": 0.1}
+    evaluate_every = 7
+
+    def init_model(self):
+        return Layered(self.hyperparameters["dropout"])
+
+    def init_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=self.hyperparameters["learning_rate"])
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        self.slow_down()
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return {"loss": loss.detach()}
+
+    def evaluate(self, model):
+        data = Numbered()
+        return {"error": nn.functional.mse_loss(model(data.points), data.targets).item()}
+
+
+class FactoredInGangs(InGangs):
+    def init_optimizer(self, model):
+        return torch.optim.Adafactor(model.parameters())
+
+
+class WithStatisticsInGangs(InGangs):
+    def init_model(self):
+        return nn.Sequential(nn.Linear(4, 7), nn.BatchNorm1d(7), nn.Linear(7, 1))
+
+
+class FastInGangs(InGangs):
+    reproducible = "fast"
+
+
+class OwnProcessGroupInGangs(InGangs):
+    def init_model(self):
+        torch.distributed.init_process_group("gloo")
+        return super().init_model()
+
+
+class MeanInGangs(InGangs):
+    def train(self, batch, model, optimizer):
+        mean(model(batch[1]).mean())
+        return super().train(batch, model, optimizer)
+
+
+class BlocksOfAnotherModel(InGangs):
+    def sharded_blocks(self, model):
+        return [nn.Linear(7, 7)]
+
+
+class ManyVirtualNodesInGangs(InGangs):
+    virtual_nodes = 16

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.engine.local_shards import all_local
 from elasticflow.services.executor.worker.engine.tree_reduce import Tensors, TensorSum
 
 # --- layer statistics ----------------------------------------------------------------------------------
@@ -187,6 +188,11 @@ class Buffers:
         self._changed: list[dict[int, torch.Tensor]] = [{} for _ in computed]  # by micro-batch, in this step
         self._active: int | None = None
 
+    def name(self, index: int) -> str:
+        """Of a buffer, with the type of its module."""
+        module, name = self._owners[index]
+        return f"{name} of {type(module).__name__}"
+
     def begin_step(self) -> None:
         self._has_stepped = False
 
@@ -304,7 +310,7 @@ class Buffers:
 def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if targets:
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(all_local(targets), all_local(sources))
 
 
 def buffers_of(model: nn.Module) -> list[torch.Tensor]:

@@ -1,16 +1,19 @@
 """The training of one worker: its steps, its evaluations, and its way from generation to generation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.checkpoint.files import SHARDS, mapped_shards
+from elasticflow.services.executor.worker.checkpoint.shards import whole, without_shards
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.additional_state import optimizer_settings
+from elasticflow.services.executor.worker.engine.local_shards import local_of
 from elasticflow.services.executor.worker.engine.sharded_optimizer import PartLost, redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
@@ -47,6 +50,32 @@ class ShardedCheckpoints:
         shared = {**state, "optimizer": {"parts": [path.name for path in parts]}}
         file, num_bytes = self._store.save(iteration, shared)
         return Written(file, num_bytes + sum(path.stat().st_size for path in parts))
+
+    def whole_model(self, iteration: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        return state["model"]
+
+
+class GangCheckpoints:
+    """The checkpoints of one worker of the first gang: each writes its rows, and the first one what all have."""
+
+    def __init__(self, store: CheckpointStore, position: int, size: int, *, within_s: float) -> None:
+        self._store, self._position, self._size, self._within_s = store, position, size, within_s
+
+    def save(self, iteration: int, state: Mapping[str, Any]) -> Written | None:
+        """Raises Superseded, or OSError if the disk is full or the part of a peer is missing."""
+        common, shards = without_shards(dict(state))
+        self._store.parts.write(iteration, self._position, {"shards": shards})
+        if self._position > 0:
+            return None
+        parts = self._store.parts.await_all(iteration, self._size, within_s=self._within_s)
+        file, num_bytes = self._store.save(iteration, {**common, SHARDS: [path.name for path in parts]})
+        return Written(file, num_bytes + sum(path.stat().st_size for path in parts))
+
+    def whole_model(self, iteration: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of the checkpoint that was just saved: its shards come from the disk, tensor by tensor."""
+        parts = self._store.parts.await_all(iteration, self._size, within_s=self._within_s)
+        common, _ = without_shards(dict(state))
+        return whole({"model": common["model"]}, [mapped_shards(path) for path in parts])["model"]
 
 
 # --- evaluation ----------------------------------------------------------------------------------------
@@ -128,7 +157,7 @@ class Trainer(TrainingSteps):
         """All workers get the same metrics, so that all meet a condition at the same step."""
         self.settle()
         # rank 0 alone runs the user's code, unless all evaluate parts; a worker that is alone shares nothing
-        is_shared = self.is_rank_0 and self.members.group is not None and not self.function.evaluates_in_parts
+        is_shared = self.members.rank == 0 and self.members.group is not None and not self.function.evaluates_in_parts
         before = self._marks() if is_shared else None
         self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
         if not self.function.evaluates_in_parts:
@@ -142,14 +171,14 @@ class Trainer(TrainingSteps):
         of_optimizer = flatten([*self.optimizer.state.values()], of_state := list[torch.Tensor]())
         every = (*self.model.parameters(), *self.model.buffers(), *of_state, *tensors)
         settings = repr(optimizer_settings(self.optimizer))
-        return structure, of_optimizer, settings, [(each.data_ptr(), each._version) for each in every]
+        return structure, of_optimizer, settings, [(local_of(each).data_ptr(), each._version) for each in every]
 
     def _share_what_it_changed(self, *, has_changed: bool) -> None:
         """A collective: rank 0's evaluation may restore the best weights, or step a schedule; then all have them.
 
         has_changed: more than plain state, on rank 0.
         """
-        group = self.members.group
+        group, has_evaluated = self.members.group, self.members.rank == 0
         plain, has_changed, is_over = self.members.from_rank_0(
             (self.additional.changed_plain(), has_changed, self.function.is_over)
         )
@@ -158,11 +187,12 @@ class Trainer(TrainingSteps):
         if group is None or not has_changed:
             return
         try:
-            state = broadcast_state(group, self.shared_state() if self.is_rank_0 else None)
+            with self.members.together():
+                state = broadcast_state(group, self.shared_state() if has_evaluated else None)
         except PeerLost:
-            self._has_lost_parts = self.is_rank_0  # which alone has changed
+            self._has_lost_parts = has_evaluated  # which alone has changed
             raise
-        if not self.is_rank_0:
+        if not has_evaluated:
             self.load_state(state)
 
     def evaluate_finally(self) -> None:
@@ -173,8 +203,10 @@ class Trainer(TrainingSteps):
         if in_parts and is_due:
             self.evaluate()
         self.members.leave()
-        if self.is_rank_0 and self.checkpoints and not in_parts and is_due:
+        if self.members.rank == 0 and self.checkpoints and not in_parts and is_due:
             self.metrics |= self._evaluation.here(self.iteration)
+            if self.gang is not None:
+                self.gang.all_have(True)  # the last of its collectives has arrived in all its workers
 
     # --- generations ---
 
@@ -182,7 +214,7 @@ class Trainer(TrainingSteps):
         """Train as its worker from the present iteration on."""
         self.generation = generation
         if (job := running_job()) is not None:
-            job.num_gpus, job.leads = self.members.world_size, self.is_rank_0
+            job.num_gpus, job.leads = self.members.num_workers, self.is_rank_0
         self.checkpoints = self._checkpoints() if self.assignment.purpose == "train" else None
         # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
         self._is_evaluated = False
@@ -199,17 +231,18 @@ class Trainer(TrainingSteps):
         """
         try:
             self.settle()
-            for group in result.groups:
-                group.connect_device()
-            transfer = transfer_state(
-                result.transfer_group,
-                iteration=self.iteration,
-                num_staying=specification.plan.world_size,
-                state={**self.shared_state(), "metric_names": self.metric_names},
-                device=self.device,
-                training_group=result.training_group,
-                may_differ=not self.members.have_same_arithmetic,
-            )
+            with nullcontext() if self.gang is None else self.gang.together():
+                for group in result.groups:
+                    group.connect_device()
+                transfer = transfer_state(
+                    result.transfer_group,
+                    iteration=self.iteration,
+                    num_staying=specification.num_staying,
+                    state={**self.shared_state(), "metric_names": self.metric_names},
+                    device=self.device,
+                    training_group=result.training_group,
+                    may_differ=not self.members.have_same_arithmetic,
+                )
             if transfer.state is not None:
                 self.load_state(transfer.state)
             if self.sharded is not None:
@@ -220,7 +253,8 @@ class Trainer(TrainingSteps):
             raise
         release_later(self.members.group, result.transfer_group)  # closing may take a while
         if specification.stays:
-            self._join(GenerationMembers(result.training_group, self._virtual_nodes_in(specification)))
+            virtual_nodes = self._virtual_nodes_in(specification)
+            self._join(GenerationMembers(result.training_group, virtual_nodes, self.gang))
             self.begin_generation(specification.plan.generation, specification.plan.gpu_types_by_rank)
         return transfer
 
@@ -232,8 +266,12 @@ class Trainer(TrainingSteps):
         self.telemetry.training_began(0)
 
     def _checkpoints(self) -> Checkpoints | None:
-        """Rank 0 writes them, and each worker its part of a sharded optimizer's state."""
+        """Rank 0 writes them, and each worker its part of a sharded optimizer's state; or the first gang together."""
         store = self.checkpoint_store()
+        if self.gang is not None:
+            within_s = self.assignment.timeouts.collective_timeout_s
+            of_gang = GangCheckpoints(store, self.gang.position, self.gang.size, within_s=within_s)
+            return of_gang if self.members.rank == 0 else None
         if self.sharded is not None:
             within_s = self.assignment.timeouts.collective_timeout_s
             return ShardedCheckpoints(store, self.members.rank, self.members.world_size, within_s=within_s)

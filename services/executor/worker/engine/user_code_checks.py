@@ -36,6 +36,7 @@ _NAMES_IN_STATE = frozenset(
         "metric_names",
         "optimizer_type",
         "virtual_nodes",
+        "shards",
         "owner",
     }  # see job_state.py, training_step.py and store.py
 )
@@ -93,6 +94,15 @@ def require_readable_state(stateful: Mapping[str, Stateful]) -> None:
             )
 
 
+def gang_memory_exceeded(num_gpus: int, reason: str, iteration: int) -> TrainingFailed:
+    """Smaller micro-batches are not tried: the other workers of the gang are within the same pass."""
+    return TrainingFailed(
+        f"the memory of a GPU is exceeded in iteration {iteration}, although {num_gpus} hold the model together: "
+        f"{reason}; use more virtual_nodes, so that each pass has fewer samples, more gpus_per_replica, or recompute "
+        "activations (torch.utils.checkpoint)"
+    )
+
+
 def memory_exceeded(
     micro_batch_size: int, reason: str, iteration: int, num_steps: int
 ) -> DeviceMemoryExceeded | TrainingFailed:
@@ -107,8 +117,8 @@ def memory_exceeded(
         )
     return TrainingFailed(
         f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
-        "recompute activations (torch.utils.checkpoint), use GPUs with more memory, or shard it over several: a script "
-        "with fully_shard() and --torchrun"
+        "recompute activations (torch.utils.checkpoint), use GPUs with more memory, or let several hold the model: "
+        "gpus_per_replica"
     )
 
 
