@@ -907,6 +907,7 @@ class InGangs(Points):
         loss = nn.functional.mse_loss(model(points), targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        torch._foreach_mul_([parameter.grad for parameter in model.parameters()], 0.9)  # once, in whatever call
         optimizer.step()
         return {"loss": loss.detach()}
 
@@ -944,6 +945,25 @@ class MeanInGangs(InGangs):
 class BlocksOfAnotherModel(InGangs):
     def sharded_blocks(self, model):
         return [nn.Linear(7, 7)]
+
+
+class HookedInGangs(InGangs):
+    def init_model(self):
+        model = super().init_model()
+        model.last.bias.register_hook(torch.neg)
+        return model
+
+
+class ScaledInGangs(InGangs):
+    def stateful(self):
+        return {"scaler": torch.amp.GradScaler("cpu")}
+
+
+class StreamInGangs(FromAnUnsizedStream):
+    evaluate_every = 7
+
+    def init_model(self):
+        return Layered()
 
 
 class ManyVirtualNodesInGangs(InGangs):

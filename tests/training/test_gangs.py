@@ -4,6 +4,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from benchmarks.engine.schedules import Conditions, prove_gangs
+from benchmarks.engine.transports import TransportName
 from elasticflow.services.executor.processes.launcher import Exited
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     MODEL_FOLDER,
@@ -11,6 +13,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     ExitCode,
     Failed,
     Interrupted,
+    Profiled,
     Progressed,
     Started,
 )
@@ -60,6 +63,16 @@ async def test_gangs_join_and_leave_without_a_stop(node, spec_of, one_gang, slow
     workers = await switch(node, workers, [0, 1, None, None], [2, 3], [None, None, 0, 1, None, None])
     slow_down.unlink()
     assert await end_of(node, workers) == one_gang
+
+
+async def test_gangs_read_a_stream_without_a_length(node, spec_of, slow_down):
+    expected = await train(node, job(spec_of, "StreamInGangs"), num_workers=2)
+    slow = job(spec_of, "StreamInGangs", slow_down=str(slow_down))
+    workers = await node.launch(slow, job_id=node.new_job_id(), num_workers=2)
+    await workers.first(Progressed)
+    workers = await switch(node, workers, [0, 1, None, None])
+    slow_down.unlink()
+    assert await end_of(node, workers) == expected
 
 
 async def test_the_loss_of_a_worker_ends_its_gang_and_others_go_on(node, spec_of, one_gang, slow_down):
@@ -119,6 +132,31 @@ async def test_replicas_of_another_size_are_refused(node, spec_of):
         await workers.ended()
 
 
+@pytest.mark.nightly("gangs that join, leave and lose a worker run each day, one event after another")
+@pytest.mark.parametrize(
+    ("gang", "transport"), [(2, TransportName.GLOO), (4, TransportName.GLOO), (2, TransportName.ASYNCHRONOUS)]
+)
+async def test_no_schedule_of_resizes_and_kills_changes_the_bits(gang, transport):
+    """Ten events each: gangs join and leave, and a worker of them is killed or stopped, also during a switch."""
+    row = await prove_gangs(gang, (1, 4), Conditions(at_once=2, transport=transport))
+    assert row["unfinished"] == []
+    assert row["differences"] == []
+    assert row["killed"] > 0
+    assert row["states_compared"] > row["generations"] > 10
+
+
+async def test_a_profiling_run_measures_gangs(node, spec_of):
+    """Its first step runs twice, and gives the same bits."""
+    spec = job(spec_of, until=1000)
+    profiling = {"purpose": "profile", "profile_min_s": 0.05, "measures_step_times": True}
+    workers = await node.launch(spec, job_id=node.new_job_id(), num_workers=4, **profiling)
+    profiled = await workers.first(Profiled, 0)
+    assert profiled.iterations_per_s > 0
+    assert profiled.one_virtual_node_s is not None
+    assert profiled.single_gpu is None
+    assert {each.code for each in (await workers.ended()).values()} == {ExitCode.DONE}
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
@@ -132,6 +170,8 @@ async def test_replicas_of_another_size_are_refused(node, spec_of):
         ("OwnProcessGroupInGangs", {}, "Leave out init_process_group()"),
         ("MeanInGangs", {}, "mean() gives no values of the whole batch where several GPUs hold a replica"),
         ("BlocksOfAnotherModel", {}, "sharded_blocks() returned Linear, which is no module of the model"),
+        ("HookedInGangs", {}, "the parameter last.bias has a hook (register_hook), which is not called"),
+        ("ScaledInGangs", {}, "scaler of stateful() is a GradScaler, which needs the whole gradient"),
         ("ManyVirtualNodesInGangs", {}, "let the class say virtual_nodes = 8"),
     ],
 )

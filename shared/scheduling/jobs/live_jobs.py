@@ -226,7 +226,7 @@ class LiveJobRows:
         self._progressed_at[slot] = job.progressed_at_s
         self._write_unsaved(slot)
         self._restarts[slot], self._gangs[slot] = job.restarts_to_resize, spec.gpus_per_replica
-        may_be_migrated = promised and not job.pinned and not job.restarts_to_resize
+        may_be_migrated = promised and not job.pinned and not job.keeps_its_blocks
         arrays.migration_budget_J[slot] = self._migration_budget if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s
         arrays.held_J[slot] = held_num_gpus(job)

@@ -403,6 +403,8 @@ class BitwiseSteps:
         if running == 0:
             self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
             self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
+            if self._gang is not None:
+                self._gang.require_no_hooks(self.model)
         if uses_cuda_graphs():
             raise TrainingFailed(CUDA_GRAPHS_REFUSED)
         if self.note_loss is not None:

@@ -9,8 +9,8 @@ the end of each collective: all of them take the step, or none. So the loss of a
 done. The loss of a worker of the own gang ends it.
 """
 
-# pyright: reportPrivateImportUsage=false
-# (torch documents FSDP2 and DTensor, and exports them in part)
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
+# (torch documents FSDP2 and DTensor, and exports them in part; it does not say which hooks a tensor has)
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from elasticflow.services.executor.worker.checkpoint.shards import replaced, shard, with_tensors
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
+from elasticflow.services.executor.worker.engine.gradient_scaling import ScalerState
 from elasticflow.services.executor.worker.engine.local_shards import local_of
 from elasticflow.services.executor.worker.engine.sharded_optimizer import require_divisible
 from elasticflow.services.executor.worker.group.gang_group import GangProcessGroup, make_default_group
@@ -31,6 +32,7 @@ from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import is_compiled
+from elasticflow.shared.training_interface import Stateful
 
 
 def begin_gang(position: int, size: int, device: torch.device) -> "Gang":
@@ -67,6 +69,7 @@ class Gang:
             raise TrainingFailed(
                 f"gpus_per_replica: a compiled model cannot be divided over {self.size} GPUs: do not compile it"
             )
+        self.require_no_hooks(model)
         if not isinstance(model, FSDPModule):
             inside = {id(module) for module in model.modules()}
             for block in blocks:
@@ -97,6 +100,23 @@ class Gang:
             and parameter.device_mesh == self._mesh
             and parameter.placements == (Shard(0),)
         )
+
+    def require_no_hooks(self, model: nn.Module) -> None:
+        """Raises TrainingFailed: FSDP2 computes gradients of other tensors, so it would not call them."""
+        for name, parameter in model.named_parameters():
+            if parameter._backward_hooks:
+                raise TrainingFailed(
+                    f"gpus_per_replica: the parameter {name} has a hook (register_hook), which is not called where "
+                    "several GPUs hold the model: change parameter.grad behind backward(), in train()"
+                )
+
+    def require_no_scaler(self, stateful: Mapping[str, Stateful]) -> None:
+        """Raises TrainingFailed: each worker would look for infinities in its own rows."""
+        if scalers := [name for name, each in stateful.items() if isinstance(each, ScalerState)]:
+            raise TrainingFailed(
+                f"gpus_per_replica: {scalers[0]} of stateful() is a GradScaler, which needs the whole gradient: use "
+                "bfloat16, which needs none"
+            )
 
     def require_divisible(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Raises TrainingFailed if parts of a step would differ from the whole step."""

@@ -260,6 +260,7 @@ def make_job_objects(
         require_known_parameters(model, optimizer, additional.objects)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
         if gang is not None:
+            gang.require_no_scaler(additional.objects)
             gang.require_divisible((optimizer, *further_optimizers(additional).values()))
     order = sample_order(dataset, function, spec)
     return JobObjects(

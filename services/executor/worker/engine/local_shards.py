@@ -20,6 +20,12 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return cast(Any, tensor).to_local()
 
 
+def may_have_changed(tensor: torch.Tensor, version: int) -> bool:
+    """Since torch's count of its changes in place was this one. Operations on lists do not count those of divided
+    tensors."""
+    return tensor._version != version or local_of(tensor) is not tensor
+
+
 def all_local(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [local_of(tensor) for tensor in tensors]
 

@@ -74,7 +74,7 @@ def restored_state(
         return Restored(state)
 
     def complete(found: dict[str, Any]) -> dict[str, Any] | None:
-        takes_parts = sharded is not None or members.gang is not None
+        takes_parts = members.gang is not None or (sharded is not None and SHARDS not in found)
         readable = found if takes_parts else store.parts.joined(found)
         return None if readable is None else share(readable)
 

@@ -324,12 +324,12 @@ def fingerprint(
     checksum = 0
     if iteration % COMPARE_TENSORS_EVERY == 0:
         for tensor in (*parameters, *tensors):
-            checksum = zlib.crc32(_checksum(local_of(tensor).detach()), checksum)
+            checksum = zlib.crc32(checksum_of(local_of(tensor).detach()), checksum)
     plain = zlib.crc32(repr(sorted(additional.changed_plain().items())).encode(errors="surrogatepass"))
     return Fingerprint(zlib.crc32(repr((settings, structure)).encode()), checksum, plain=plain)
 
 
-def _checksum(tensor: torch.Tensor) -> bytes:
+def checksum_of(tensor: torch.Tensor) -> bytes:
     """The checksum of the tensor's bits, on its device: one flipped bit always changes it."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
     data = data if data.storage_offset() % 4 == 0 else data.clone()  # of a view: words begin at multiples of four bytes

@@ -15,7 +15,7 @@ from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, se
 from elasticflow.services.executor.worker.engine.additional_state import optimizer_settings
 from elasticflow.services.executor.worker.engine.local_shards import local_of
 from elasticflow.services.executor.worker.engine.sharded_optimizer import PartLost, redistribute
-from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers, checksum_of
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.engine.straggler_detection import StragglerDetector
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
@@ -133,6 +133,12 @@ def _numbers(measured: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in measured.items()}
 
 
+def _mark_of(tensor: torch.Tensor) -> tuple[int, int, bytes]:
+    """Its memory, and what tells a change in place."""
+    rows = local_of(tensor)
+    return rows.data_ptr(), tensor._version, b"" if rows is tensor else checksum_of(rows.detach())
+
+
 # --- trainer -------------------------------------------------------------------------------------------
 
 
@@ -171,7 +177,7 @@ class Trainer(TrainingSteps):
         of_optimizer = flatten([*self.optimizer.state.values()], of_state := list[torch.Tensor]())
         every = (*self.model.parameters(), *self.model.buffers(), *of_state, *tensors)
         settings = repr(optimizer_settings(self.optimizer))
-        return structure, of_optimizer, settings, [(local_of(each).data_ptr(), each._version) for each in every]
+        return structure, of_optimizer, settings, [_mark_of(each) for each in every]
 
     def _share_what_it_changed(self, *, has_changed: bool) -> None:
         """A collective: rank 0's evaluation may restore the best weights, or step a schedule; then all have them.
