@@ -125,7 +125,8 @@ class Divided(Sensitive):
         loss = nn.functional.mse_loss(model(points), targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        torch._foreach_mul_([parameter.grad for parameter in model.parameters()], 0.9)  # once, in whatever call
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        torch._foreach_mul_(gradients, 0.9)  # pyright: ignore[reportPrivateImportUsage] - uncounted in divided tensors
         optimizer.step()
         return {"loss": loss}
 

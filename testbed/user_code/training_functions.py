@@ -20,6 +20,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
@@ -914,6 +916,27 @@ class InGangs(Points):
     def evaluate(self, model):
         data = Numbered()
         return {"error": nn.functional.mse_loss(model(data.points), data.targets).item()}
+
+
+class DividesItself(InGangs):
+    """It divides its model by itself. hyperparameters: meta: whether no process ever holds the whole model."""
+
+    hyperparameters: Mapping[str, Scalar] = {**InGangs.hyperparameters, "meta": False}
+
+    def init_model(self):
+        with torch.device("meta") if self.hyperparameters["meta"] else contextlib.nullcontext():
+            model = super().init_model()
+        for module in (*model.layers, model):
+            fully_shard(module)
+        if self.hyperparameters["meta"]:
+            model.to_empty(device="cpu")
+            torch.manual_seed(1)
+            whole = Layered(self.hyperparameters["dropout"]).state_dict()
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    parameter.copy_(distribute_tensor(whole[name], mesh, placements, src_data_rank=None))
+        return model
 
 
 class FactoredInGangs(InGangs):

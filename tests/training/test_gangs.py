@@ -65,6 +65,12 @@ async def test_gangs_join_and_leave_without_a_stop(node, spec_of, one_gang, slow
     assert await end_of(node, workers) == one_gang
 
 
+async def test_a_class_may_divide_its_model_by_itself(node, spec_of, one_gang):
+    assert await train(node, job(spec_of, "DividesItself"), num_workers=2) == one_gang
+    on_meta = job(spec_of, "DividesItself", meta=True)
+    assert await train(node, on_meta, num_workers=2) == await train(node, on_meta, num_workers=4)
+
+
 async def test_gangs_read_a_stream_without_a_length(node, spec_of, slow_down):
     expected = await train(node, job(spec_of, "StreamInGangs"), num_workers=2)
     slow = job(spec_of, "StreamInGangs", slow_down=str(slow_down))

@@ -68,6 +68,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         whole_batch.py          values of the whole batch within train()
         gradient_scaling.py     a GradScaler as state of the job
         gradient_digest.py      whether all optimizers step with the same gradient
+        gang.py                 the workers that hold one model together by FSDP2, and act as one
+        local_shards.py         the rows of divided tensors that this process holds
         fast_steps.py           a step with plain all-reduces
         virtual_node_scheduler.py  synchronizes the calls of one step
         cooperative_thread.py   a call that can be suspended, and the threads of a process for them

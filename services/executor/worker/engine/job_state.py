@@ -239,7 +239,7 @@ def make_job_objects(
     is_script = spec.entry == SCRIPT
     with in_users_code("while the model and the data set were made"):
         PROCESS.phase = "in the script, before elastic()" if is_script else "in init_model()"
-        model = require_model(function.init_model()).to(device)
+        model = require_model(function.init_model(), may_be_divided=gang is not None).to(device)
         if gang is not None:
             PROCESS.phase = "in sharded_blocks()"
             gang.shard_model(model, function.sharded_blocks(model))

@@ -135,7 +135,7 @@ def refuse_leak(error: Exception, growth: str, iteration: int) -> None:
 _NAMED = 3  # of many parameters, in an error
 
 
-def require_model(made: Any) -> nn.Module:
+def require_model(made: Any, *, may_be_divided: bool = False) -> nn.Module:
     """A whole one, with the sizes of all its parameters."""
     if not isinstance(made, nn.Module):
         raise TrainingFailed(f"init_model() must return a torch.nn.Module, not {_kind_of(made)}")
@@ -149,11 +149,12 @@ def require_model(made: Any) -> nn.Module:
             f"init_model() returned a module with uninitialized parameters ({', '.join(lazy[:_NAMED])}): run one "
             "forward pass in it, so that they have their sizes"
         )
-    if divided := [name for name, each in made.named_parameters() if hasattr(each, "device_mesh")]:
+    divided = [name for name, each in made.named_parameters() if hasattr(each, "device_mesh")]
+    if divided and not may_be_divided:
         raise TrainingFailed(
             f"init_model() returned a model whose parameters are divided ({', '.join(divided[:_NAMED])}): leave "
-            "fully_shard() and parallelize_module() out; shard_optimizer = True divides the optimizer's state. A model "
-            "that needs several GPUs trains as a script with --torchrun"
+            "fully_shard() and parallelize_module() out; shard_optimizer = True divides the optimizer's state, and "
+            "gpus_per_replica a model that needs several GPUs"
         )
     return made
 

@@ -144,9 +144,12 @@ def test_a_script_says_how_many_gpus_hold_its_model_and_so_may_a_class():
     assert (spec.most_gpus, of_class.most_gpus) == (32, of_class.global_batch_size)
 
 
+class Fast(Small):
+    reproducible = "fast"
+
+
 def test_the_fast_mode_divides_no_model():
-    job = Small().set_gpus(gpus_per_replica=2).set_deadline(within="2m")
-    job.reproducible = "fast"
+    job = Fast().set_gpus(gpus_per_replica=2).set_deadline(within="2m")
     with pytest.raises(InvalidJob, match=r"gpus_per_replica: the fast mode .* fully_shard\(\) with --torchrun"):
         job.spec()
 
