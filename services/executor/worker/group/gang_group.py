@@ -58,7 +58,9 @@ class GangProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         for tensor in tensors:
-            self._add_up(tensor, self._gathered(tensor), dist.ReduceOp.SUM if opts is None else opts.reduceOp)
+            gathered = self._gathered(tensor)
+            self._check_received()
+            self._add_up(tensor, gathered, dist.ReduceOp.SUM if opts is None else opts.reduceOp)
         return _Done(tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
@@ -81,9 +83,15 @@ class GangProcessGroup(dist.ProcessGroup):
     ) -> dist.Work:
         for output, tensor in zip(outputs, mine, strict=True):
             self._allgather_base(output, tensor, opts)
+        self._check_received()
         return _Done(outputs)
 
     def _reduce_scatter_base(self, output: torch.Tensor, mine: torch.Tensor, opts: Any = None) -> dist.Work:
+        self._add_up(output, self._scattered(mine), dist.ReduceOp.SUM if opts is None else opts.reduceOp)
+        return _Done(output)
+
+    def _scattered(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """What the workers have for this one, by position."""
         parts = list(mine.reshape(-1).chunk(self._num_positions))
         own = parts[self._position]
         received = [part if at == self._position else torch.empty_like(own) for at, part in enumerate(parts)]
@@ -91,14 +99,15 @@ class GangProcessGroup(dist.ProcessGroup):
             [Transfer(part, peer) for peer, part in enumerate(parts)],
             [Transfer(part, peer) for peer, part in enumerate(received)],
         )
-        self._add_up(output, received, dist.ReduceOp.SUM if opts is None else opts.reduceOp)
-        return _Done(output)
+        return received
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: list[torch.Tensor], mine: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         for output, tensor in zip(outputs, mine, strict=True):
-            self._reduce_scatter_base(output, tensor, opts)
+            received = self._scattered(tensor)
+            self._check_received()
+            self._add_up(output, received, dist.ReduceOp.SUM if opts is None else opts.reduceOp)
         return _Done(outputs)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
@@ -150,6 +159,10 @@ class GangProcessGroup(dist.ProcessGroup):
 
         with torch.no_grad():
             self._within(lambda group: group.exchange(moved(sends), moved(receives)))
+
+    def _check_received(self) -> None:
+        """For an operation of DTensor, such as a norm: its result may decide what the host does next."""
+        self._within(lambda group: group.check_received())
 
     def _within(self, collective: Callable[[Group], Any]) -> Any:
         """Raises PeerLost, and knows from then on that the gang is broken."""
