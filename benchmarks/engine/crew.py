@@ -10,8 +10,8 @@ import os
 import signal
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +146,12 @@ class Worker:
     exited: Exited | None = None
 
     @property
+    def gang(self) -> tuple[int, int]:
+        """The generation in which its gang has begun, and the gang's number there."""
+        began = self.handle.assignment
+        return began.plan.generation, began.rank // began.spec.gang_size
+
+    @property
     def has_state(self) -> bool:
         return self.generation > 0 and self.exited is None
 
@@ -224,8 +230,24 @@ class Crew:
 
     @property
     def holders(self) -> tuple[Worker, ...]:
-        """Running members that have the state of the job, by rank."""
-        return tuple(worker for worker in self.members if worker.has_state)
+        """Running members that have the state of the job, by rank: whole gangs of them."""
+        return self._whole_gangs(worker for worker in self.members if worker.has_state)
+
+    @property
+    def gang_size(self) -> int:
+        return self.spec.gang_size
+
+    @property
+    def gangs(self) -> list[tuple[Worker, ...]]:
+        """The holders of each gang, by position."""
+        starts = range(0, len(self.holders), self.gang_size)
+        return [self.holders[start : start + self.gang_size] for start in starts]
+
+    def _whole_gangs(self, workers: Iterable[Worker]) -> tuple[Worker, ...]:
+        """Those whose gang is complete, as the ledger counts them."""
+        workers = tuple(workers)
+        there = Counter(worker.gang for worker in workers)
+        return tuple(worker for worker in workers if there[worker.gang] == self.gang_size)
 
     @property
     def processes(self) -> tuple[Worker, ...]:
@@ -315,6 +337,9 @@ class Crew:
         self._changed.set()
 
     async def _switch_to(self, members: Sequence[Worker | None], leaving: tuple[Worker, ...]) -> bool:
+        for worker in self.members:  # as an executor does with the rest of a lost gang
+            if worker.has_state and worker not in self.holders:
+                worker.handle.kill()
         if self._is_broken or any(not worker.has_state for worker in self.members):  # as the ledger would report
             for worker in self.holders:
                 worker.handle.send(PeersLost(generation=self.generation))

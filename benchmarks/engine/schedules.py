@@ -22,6 +22,7 @@ from benchmarks.engine.parts import Device
 from benchmarks.engine.sensitive import (
     GLOBAL_BATCH_SIZE,
     NUM_SAMPLES,
+    Divided,
     OfEight,
     OfFour,
     OfSixteen,
@@ -79,6 +80,23 @@ async def prove(
         **_numbers(outcome),
         "differences": [text for each in outcome.played for text in differences(each, outcome.expected)],
         "iterations_read_wrongly": reading_errors(outcome.expected),
+    }
+
+
+async def prove_gangs(gang: int, seeds: Sequence[int], conditions: Conditions = ONE_AT_A_TIME) -> dict[str, Any]:
+    """The row of gangs of one size. Gangs join and leave, and any of their workers is killed or stopped."""
+    job = Divided()
+    job.gpus_per_replica = gang
+    spec = partial(spec_of, job, transport=conditions.transport)
+    played = PlayedJob(name=f"gangs-of-{gang}", spec_of=spec)
+    outcome = await play_all(played, seeds, at_once=conditions.at_once, device=conditions.device)
+    return {
+        "gang": gang,
+        "transport": conditions.transport.value,
+        "device": conditions.device.value,
+        **_numbers(outcome),
+        "differences": [text for each in outcome.played for text in differences(each, outcome.expected)],
+        "iterations_read_wrongly": [],
     }
 
 
@@ -201,6 +219,9 @@ def main(
         bool,
         typer.Option("--sharded", help="Let each worker hold a part of the optimizer's state, in the bitwise mode."),
     ] = False,
+    gang: Annotated[
+        list[int], typer.Option(min=2, max=6, help="Run so many schedules for gangs of so many workers.")
+    ] = [2],  # noqa: B006
     transport: Annotated[TransportName, typer.Option(help="What moves the workers' gradients.")] = TransportName.GLOO,
     device: Annotated[
         Device, typer.Option(help="Run the workers on CPU slots, or on GPUs that they share.")
@@ -216,6 +237,7 @@ def main(
         asyncio.run(prove(v, tried, where, is_uneven=uneven, cpu_shares=cpu_share, is_sharded=sharded))
         for v in virtual_nodes
     ]
+    rows += [asyncio.run(prove_gangs(size, tried, where)) for size in gang]
     if fast:
         rows.append(asyncio.run(prove_fast(range(first, first + fast), where)))
     result = {

@@ -4,6 +4,8 @@
 augmentation while reading and noise after the backward pass, a schedule, uneven parts, a layer that only some parts
 use; and a buffer that counts how often each sample was seen in steps that count.
 
+`Divided` is for gangs, and has none of the statistics of a batch.
+
 `Smooth` is for the fast mode and has only sums over the global batch: no dropout, no statistics of a batch's part. A
 parameter counts how often each sample was seen, through its gradient, because buffers come from rank 0.
 """
@@ -17,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 
 from benchmarks.engine.transports import use_in_this_process
@@ -100,6 +103,71 @@ class OfEight(Sensitive):
 
 class OfSixteen(Sensitive):
     virtual_nodes: ClassVar[int] = 16
+
+
+class Divided(Sensitive):
+    """For gangs: without statistics of batches. Its lines have the digest of the whole state, without counts."""
+
+    virtual_nodes: ClassVar[int] = 4
+
+    def init_model(self) -> nn.Module:
+        use_in_this_process(str(self.hyperparameters["transport"]))
+        return Layered()
+
+    def train(self, batch: Batch, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+        _, points, targets = batch
+        self._record(model, optimizer)
+        part = len(points) / float(self.hyperparameters["global_batch_size"])
+        time.sleep(float(self.hyperparameters["step_s"]) * part)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 / (1 + 0.01 * self.iteration)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        torch._foreach_mul_(gradients, 0.9)  # pyright: ignore[reportPrivateImportUsage] - uncounted in divided tensors
+        optimizer.step()
+        return {"loss": loss}
+
+    def _record(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        folder = str(self.hyperparameters["record"])
+        if self.iteration == self._recorded:
+            return
+        self._recorded = self.iteration
+        held = digest(_whole([model.state_dict(), optimizer.state_dict()]))
+        with (Path(folder) / f"{os.getpid()}.txt").open("a") as file:
+            file.write(f"{self.iteration} {held}\n")
+
+
+class Layered(nn.Module):
+    """No number of rows is a multiple of a gang's workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(NUM_FEATURES, 7)
+        layers = (nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Dropout(0.3)) for _ in range(2))
+        self.layers = nn.ModuleList(layers)
+        self.last = nn.Linear(7, 1)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(points)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.last(hidden)
+
+
+def _whole(state: Any) -> Any:
+    """A collective of a gang: the state with whole tensors."""
+    match state:
+        case Mapping():
+            return {key: _whole(value) for key, value in state.items()}
+        case list() | tuple():
+            return [_whole(item) for item in state]
+        case torch.Tensor() if isinstance(state, DTensor):
+            return state.full_tensor()
+        case _:
+            return state
 
 
 class Numbered(Dataset[Any]):

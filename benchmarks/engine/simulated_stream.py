@@ -112,7 +112,8 @@ class _Order(TorchDispatchMode):
         if busy:
             tensors = list(_tensors_in((args, kwargs)))
             busy = [each for each in busy if each.uses(tensors)]
-        if len(busy) == 1 and func in _LATER:
+        of_gang = any(hasattr(each, "to_local") for each in args)  # an operation of DTensor, which runs others
+        if len(busy) == 1 and func in _LATER and not of_gang:
             busy[0].push(partial(func, *args, **kwargs), tensors)
             return None if is_list else kwargs.get("out", args[0])
         for each in busy:
@@ -164,7 +165,7 @@ def on_device() -> Iterator[None]:
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        yield value
+        yield getattr(value, "_local_tensor", value)  # of a gang: the rows here
     elif isinstance(value, dict):
         yield from _tensors_in(list(value.values()))
     elif isinstance(value, list | tuple):

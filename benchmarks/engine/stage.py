@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """after_s: since the end of the previous event. size: workers afterwards.
+    """after_s: since the end of the previous event. size: workers afterwards, or gangs.
 
     hurt_s: time after the start of a switch at which one of its workers is killed, if the switch takes as long.
     """
@@ -51,23 +52,25 @@ class Event:
     hurt_s: float | None
 
 
-def schedule(seed: int, *, num_events: int = NUM_EVENTS, chances: Mapping[Kind, float] = CHANCES) -> tuple[Event, ...]:
-    """The start, and num_events events."""
+def schedule(
+    seed: int, *, num_events: int = NUM_EVENTS, chances: Mapping[Kind, float] = CHANCES, most: int = MOST_WORKERS
+) -> tuple[Event, ...]:
+    """The start, and num_events events. most: workers, or gangs."""
     rng = np.random.default_rng((seed, 0))
     kinds, weights = list(chances), np.array(list(chances.values()))
-    size = int(rng.integers(1, MOST_WORKERS + 1))
+    size = int(rng.integers(1, most + 1))
     events = [Event(kind="start", after_s=0.0, size=size, hurt_s=None)]
     while len(events) <= num_events:
         kind = kinds[rng.choice(len(kinds), p=weights / weights.sum())]
         match kind:
-            case "join" if size < MOST_WORKERS:
-                size = int(rng.integers(size + 1, MOST_WORKERS + 1))
+            case "join" if size < most:
+                size = int(rng.integers(size + 1, most + 1))
             case "leave" | "kill" if size > 1:
                 size = int(rng.integers(1, size))
             case "move" | "pause":
                 pass
             case "kill all" | "stop" | "suspend":
-                size = int(rng.integers(1, MOST_WORKERS + 1))
+                size = int(rng.integers(1, most + 1))
             case _:
                 continue
         hurt_s = float(rng.uniform(0.0, 0.5)) if rng.random() < _HURT else None
@@ -108,7 +111,8 @@ class Player:
 
     async def _strike(self, event: Event) -> None:
         """What happens to the training workers."""
-        crew, holders = self._crew, self._shuffled(self._crew.holders)
+        crew, gangs = self._crew, self._shuffled(self._crew.gangs)
+        holders = [self._one_of(gang) for gang in gangs]
         spared = self._spared
         victims = [worker for worker in holders if worker not in spared]
         match event.kind:
@@ -136,18 +140,20 @@ class Player:
     async def _reach(self, event: Event) -> None:
         """Reach a generation of the event's size, despite losses."""
         crew = self._crew
+        num_workers = event.size * crew.gang_size
         num_new = int(self._rng.integers(1, event.size + 1)) if event.kind == "move" else 0
         hurting = asyncio.create_task(self._hurt(event.hurt_s))
         while True:
             await crew.shrink_to_survivors()
             if crew.holders:
-                staying = sorted(self._shuffled(crew.holders), key=lambda w: w not in self._spared)
+                staying = sorted(self._shuffled(crew.gangs), key=lambda gang: gang[0] not in self._spared)
                 staying = staying[: max(event.size - num_new, len(self._spared))]
-                await crew.switch(self._shuffled((*staying, *[None] * (event.size - len(staying)))))
+                new = [(None,) * crew.gang_size] * (event.size - len(staying))
+                await crew.switch([*chain(*self._shuffled((*staying, *new)))])
             else:
-                await crew.start(event.size)
+                await crew.start(num_workers)
             await hurting
-            if len(crew.holders) == event.size == len(crew.members):
+            if len(crew.holders) == num_workers == len(crew.members):
                 return
             num_new = 0
 
@@ -162,6 +168,9 @@ class Player:
             self.killed += worker.exited is None
             worker.handle.kill()
         await self._crew.until(lambda: all(w.exited for w in workers), "who is killed is gone")
+
+    def _one_of(self, gang: Sequence[Worker]) -> Worker:
+        return gang[0] if len(gang) == 1 else gang[int(self._rng.integers(len(gang)))]
 
     def _shuffled(self, items: Sequence[T]) -> list[T]:
         return [items[i] for i in self._rng.permutation(len(items))]
@@ -234,8 +243,8 @@ class PlayedJob:
 
 async def play(stage: Stage, job: PlayedJob, seed: int, folder: Path) -> Played:
     """folder: for the workers' records, empty."""
-    events = schedule(seed)
     crew = stage.crew(f"{job.name}-seed{seed}", job.spec_of(folder, step_s=STEP_S), **job.settings_of(seed))
+    events = schedule(seed, most=max(MOST_WORKERS // crew.gang_size, 2))
     player = Player(crew, seed, spares_oldest=job.spares_oldest)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -258,10 +267,10 @@ async def play(stage: Stage, job: PlayedJob, seed: int, folder: Path) -> Played:
 
 
 async def undisturbed(stage: Stage, job: PlayedJob, num_iterations: int, folder: Path) -> dict[int, str]:
-    """States of one undisturbed worker, at the beginning of each iteration."""
+    """States of one undisturbed worker, or gang, at the beginning of each iteration."""
     spec = job.spec_of(folder, max_iterations=num_iterations)
     crew = stage.crew(f"{job.name}-undisturbed", spec, checkpoint_every_s=1e6)
-    await crew.start(1)
+    await crew.start(crew.gang_size)
     await crew.until(lambda: not crew.processes, "it has finished")
     return dict(_held(folder))
 

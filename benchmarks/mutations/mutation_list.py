@@ -375,6 +375,14 @@ _PLANS = (
         loses="a model that needs the links of one node trains over two, or its mesh is refused by torch",
     ),
     Mutation(
+        name="half a gang survives",
+        file="shared/state/fold/jobs.py",
+        old="lost.union(previous.lost), spec_of(job).gang_size)\n",
+        new="lost.union(previous.lost), 1)\n",
+        tests=("tests/unit/services/test_gangs.py",),
+        loses="workers with parts of a model wait for a switch that cannot come, and each loss counts as two crashes",
+    ),
+    Mutation(
         name="growth into the replicas of others",
         file="shared/scheduling/allocation/allocation.py",
         old="    if not gangs_fit(plan):\n",

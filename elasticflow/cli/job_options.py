@@ -238,7 +238,7 @@ class SubmissionOptions:
         typer.Option(
             "--gpus-per-replica",
             metavar="N",
-            help="With --torchrun: so many GPUs of one node hold the model together: 1, 2, 4, 8, ...",
+            help="So many GPUs of one node hold the model together: 1, 2, 4, 8, ...",
         ),
         In(_PROFILE, sets=lambda job, number: job.set_gpus(gpus_per_replica=number)),
     ] = None

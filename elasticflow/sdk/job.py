@@ -6,7 +6,7 @@ The import needs no torch: a machine without torch can describe and submit a job
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -75,7 +75,7 @@ class ElasticJob:
     description: str = ""
     min_gpus: int = 1  # if it does not run, or does not converge, on fewer; powers of two
     max_gpus: int | None = None  # the same on more; equal to min_gpus: an inelastic job
-    gpus_per_replica: int = 1  # that hold the model together, on one node, in a torchrun script: 1, 2, 4, 8, ...
+    gpus_per_replica: int = 1  # that hold the model together, on one node: 1, 2, 4, 8, ...
     gpu_type: str = ""  # of all its GPUs, as `eflow nodes` shows it, or several: "A100,V100"; "": the pool decides
     gpu_memory_bytes: int = 0  # that each GPU has at least; 0: any
     mixed_gpu_types: bool = False  # idle GPUs of other types may join a bitwise job too; max_gpus is for each type
@@ -148,6 +148,15 @@ class ElasticJob:
 
     def init_optimizer(self, model: nn.Module) -> Optimizer:
         raise TypeError(f"{type(self).__name__} lacks init_optimizer")
+
+    def sharded_blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The modules that the GPUs of a replica gather one after another, where `gpus_per_replica` is above 1.
+
+        By default the members of each ModuleList: the layers of most models. What lies in none of them is gathered for
+        the whole pass. Each is at most once in the list, and none lies in another one.
+        """
+        lists = (module for module in model.modules() if type(module).__name__ == "ModuleList")
+        return [block for each in lists for block in each.children()]
 
     def stateful(self) -> Mapping[str, Stateful]:
         """Further state of the job, by name: for example learning-rate schedules or an average of the weights.
@@ -273,7 +282,7 @@ class ElasticJob:
     ) -> Self:
         """Limit the number of GPUs, powers of two, if the job does not run or converge on others.
 
-        gpus_per_replica: a torchrun script that shards its model has whole multiples of so many, each on one node.
+        gpus_per_replica: so many GPUs of one node hold the model together, and the job has whole multiples of them.
         gpu_type: all of them have this type, or one of these: "A100,V100". gpu_memory_bytes: of each GPU, at least.
         """
         if min_gpus is not None:
@@ -398,7 +407,12 @@ class ElasticJob:
         # Here: workers import this module but submit no job.
         from elasticflow.sdk.job_fields import mistyped_declarations, problems_of
 
-        problems = (*mistyped_declarations(type(self), ElasticJob), *problems_of(spec, has_deadline=has_deadline))
+        problems = [*mistyped_declarations(type(self), ElasticJob), *problems_of(spec, has_deadline=has_deadline)]
+        if spec.gang_size > 1 and self.reproducible == "fast":
+            problems.append(
+                "gpus_per_replica: the fast mode does not divide a model over several GPUs: leave reproducible out, or "
+                "submit a script that calls fully_shard() with --torchrun"
+            )
         if problems:
             raise InvalidJob(*problems)
         return spec

@@ -123,7 +123,12 @@ def _local_spec(job: ElasticJob) -> JobSpec:
         )
     if gone := absent_data(spec.data):
         raise InvalidJob(f"data: {', '.join(gone)}: name what is on this machine, --data NAME=PATH")
-    return replace(spec, job_class=JobClass.BEST_EFFORT, deadline_s=None, deadline_in_s=None)
+    if spec.gpus_per_replica > 1:
+        _warn(
+            f"this process holds all of the model, so sums of floats are rounded in another way than with "
+            f"{spec.gpus_per_replica} GPUs for each replica"
+        )
+    return replace(spec, job_class=JobClass.BEST_EFFORT, deadline_s=None, deadline_in_s=None, gpus_per_replica=1)
 
 
 def _kept(home: Path, iteration: int, out: str | Path | None) -> Path | None:

@@ -117,7 +117,7 @@ def size_problems(state: PoolState, spec: JobSpec) -> list[str]:
     if (wrong := range_problem(spec.min_gpus, spec.max_gpus)) is not None:
         problems.append(f"min_gpus: {wrong}")
     elif spec.gpu_range.least > spec.most_gpus:
-        replicas = f" of {spec.most_gpus // batch_size} GPUs for each" if spec.gpus_per_replica > 1 else ""
+        replicas = f" of {spec.most_gpus // batch_size} GPUs for each" if spec.most_gpus > batch_size else ""
         problems.append(
             f"min_gpus: {spec.gpu_range.least} GPUs are more than the batch's {batch_size} samples{replicas}; lower it"
         )

@@ -202,7 +202,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         job = state.live_jobs.get(job_id)  # of another type: the allocation decides
         if job is None:
             return inf
-        if asked.restarts and job.promised and job.restarts_to_resize:
+        if asked.restarts and job.promised and job.keeps_its_blocks:
             return restart_gpu_seconds(job)
         return displacement_gpu_seconds(state, job, benefit, now_s, cache.curves, replans=asked.replans)
 
@@ -220,7 +220,7 @@ def _placed_on_type(state: PoolState, asked: _Asked, cache: PlanningCache) -> Pl
         measured_level=measured_level,
         gangs={job.job_id: spec_of(job).gpus_per_replica for job in jobs if has_gangs(job)},
         fewest_gpus={job.job_id: spec_of(job).gpu_range.least for job in jobs if has_gangs(job)},
-        keep_to_blocks={job.job_id for job in jobs if job.restarts_to_resize},
+        keep_to_blocks={job.job_id for job in jobs if job.keeps_its_blocks},
     )
     avoided = {*slow, *_gpus_that_leave(state, cache)}
     placement = place(topology, current, wanted, migration_rules, avoided=avoided, last=last)
@@ -380,7 +380,7 @@ def displacement_gpu_seconds(
     if not job.promised:
         seconds = PROFILING_S if job.phase is Phase.PROFILING else min(benefit(job.job_id).stop_s, BROKEN_S)
         return seconds * len(job.gpus)
-    if job.restarts_to_resize or (job.pinned and not replans):
+    if job.keeps_its_blocks or (job.pinned and not replans):
         return math.inf
     stop_s = migration_cost_of(state, spec_of(job)).seconds(job.num_gpus)
     curve = known_curve(state, spec_of(job), job.speed, curves, promised_at_s=promised_at_s(job))

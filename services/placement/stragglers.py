@@ -71,7 +71,7 @@ def _decided_until_s(state: PoolState) -> float:
 def _may_change(job: Job, now_s: float) -> bool:
     trains = job.training and job.phase is Phase.ADMITTED and not job.has_outdated_spec and not job.stopping
     is_complete = len(job.share_gpus) == job.num_gpus and not job.num_added_gpus
-    return trains and is_complete and not job.restarts_to_resize and now_s >= job.placed_at_s + SETTLED_S
+    return trains and is_complete and not job.keeps_its_blocks and now_s >= job.placed_at_s + SETTLED_S
 
 
 def _replaced(

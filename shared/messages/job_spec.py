@@ -213,8 +213,13 @@ class JobSpec:
 
     @property
     def most_gpus(self) -> int:
-        """The most GPUs that have work: each replica has at least a sample."""
-        return self.global_batch_size * self.gpus_per_replica
+        """The most GPUs that have work: each replica of a script has at least a sample, and each GPU of a class."""
+        return self.global_batch_size * (self.gpus_per_replica if self.entry == TORCHRUN else 1)
+
+    @property
+    def gang_size(self) -> int:
+        """Workers that hold the model of a class together. Each process of a torchrun script is by itself for us."""
+        return 1 if self.entry == TORCHRUN else self.gpus_per_replica
 
     @property
     def profile_key(self) -> str:
@@ -274,10 +279,19 @@ def gang_problems(spec: JobSpec) -> list[str]:
     if spec.gpus_per_replica <= 1:
         return []
     problems = gang_range_problems(spec.gpus_per_replica, spec.min_gpus, spec.max_gpus)
-    if spec.entry != TORCHRUN:
+    if spec.entry == SCRIPT:
         problems.append(
-            "gpus_per_replica: only torchrun scripts have several GPUs for each replica so far: submit a script that "
-            "shards its model with fully_shard, with --torchrun"
+            "gpus_per_replica: the script's loop trains a model that one GPU holds: write it as a class, or submit a "
+            "script that shards its model with fully_shard, with --torchrun"
+        )
+    if spec.entry != TORCHRUN and spec.job_class is JobClass.PADDING:
+        problems.append(
+            "gpus_per_replica: the tasks of a padding load have one GPU each; choose another class, such as best_effort"
+        )
+    if spec.entry != TORCHRUN and spec.shard_optimizer:
+        problems.append(
+            "shard_optimizer: the GPUs of a replica divide the optimizer's state already; leave it out where "
+            "gpus_per_replica is above 1"
         )
     if spec.mixed_gpu_types:
         problems.append(

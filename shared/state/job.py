@@ -261,6 +261,11 @@ class Job:
         return self.spec is not None and self.spec.entry == TORCHRUN
 
     @property
+    def keeps_its_blocks(self) -> bool:
+        """No plan counts on a move of it: a script would restart, and a gang needs all GPUs of a block at once."""
+        return self.restarts_to_resize or (self.spec is not None and self.spec.gpus_per_replica > 1)
+
+    @property
     def starts_over(self) -> bool:
         """Each change of its GPUs loses all iterations: its script has saved none so far."""
         return self.restarts_to_resize and not self.checkpoint_iteration

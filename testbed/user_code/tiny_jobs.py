@@ -113,6 +113,17 @@ class Floods(Steps):
         os.write(1, "".join(f"{number:099d}\n" for number in range(first, first + 50_000)).encode())
 
 
+class InGangs(Steps):
+    """Two GPUs hold the model of each replica."""
+
+    gpus_per_replica = 2
+    virtual_nodes = 4
+    reproducible = "bitwise"
+
+    def init_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
 # --- a job that leaves files ---------------------------------------------------------------------------
 
 

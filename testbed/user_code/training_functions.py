@@ -20,10 +20,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from elasticflow import ElasticJob, Scalar
+from elasticflow import ElasticJob, Scalar, mean
 
 NUM_SAMPLES = 50
 SLOW_DOWN_S = 0.001  # times the square of the iterations done, in each part of a batch: 40 steps take over a minute
@@ -883,3 +885,123 @@ class FromAnUnsizedStreamReadHere(FromAnUnsizedStream):
 class OfAnySize(Points):
     def init_dataset(self):
         return Subset(Numbered(), range(int(self.hyperparameters["num_samples"])))
+
+
+class Layered(nn.Module):
+    """Layers in a list, of sizes that no power of two divides, and dropout."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 7)
+        layers = (nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Dropout(dropout)) for _ in range(2))
+        self.layers = nn.ModuleList(layers)
+        self.last = nn.Linear(7, 1)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(points)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.last(hidden)
+
+
+class InGangs(Points):
+    """Its optimizer has state, its gradients are clipped by their norm, and it evaluates."""
+
+    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "dropout": 0.1}
+    evaluate_every = 7
+
+    def init_model(self):
+        return Layered(self.hyperparameters["dropout"])
+
+    def init_optimizer(self, model):
+        return torch.optim.AdamW(model.parameters(), lr=self.hyperparameters["learning_rate"])
+
+    def train(self, batch, model, optimizer):
+        _, points, targets = batch
+        self.slow_down()
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(points), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        torch._foreach_mul_([parameter.grad for parameter in model.parameters()], 0.9)  # once, in whatever call
+        optimizer.step()
+        return {"loss": loss.detach()}
+
+    def evaluate(self, model):
+        data = Numbered()
+        return {"error": nn.functional.mse_loss(model(data.points), data.targets).item()}
+
+
+class DividesItself(InGangs):
+    """It divides its model by itself. hyperparameters: meta: whether no process ever holds the whole model."""
+
+    hyperparameters: Mapping[str, Scalar] = {**InGangs.hyperparameters, "meta": False}
+
+    def init_model(self):
+        with torch.device("meta") if self.hyperparameters["meta"] else contextlib.nullcontext():
+            model = super().init_model()
+        for module in (*model.layers, model):
+            fully_shard(module)
+        if self.hyperparameters["meta"]:
+            model.to_empty(device="cpu")
+            torch.manual_seed(1)
+            whole = Layered(self.hyperparameters["dropout"]).state_dict()
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    parameter.copy_(distribute_tensor(whole[name], mesh, placements, src_data_rank=None))
+        return model
+
+
+class FactoredInGangs(InGangs):
+    def init_optimizer(self, model):
+        return torch.optim.Adafactor(model.parameters())
+
+
+class WithStatisticsInGangs(InGangs):
+    def init_model(self):
+        return nn.Sequential(nn.Linear(4, 7), nn.BatchNorm1d(7), nn.Linear(7, 1))
+
+
+class FastInGangs(InGangs):
+    reproducible = "fast"
+
+
+class OwnProcessGroupInGangs(InGangs):
+    def init_model(self):
+        torch.distributed.init_process_group("gloo")
+        return super().init_model()
+
+
+class MeanInGangs(InGangs):
+    def train(self, batch, model, optimizer):
+        mean(model(batch[1]).mean())
+        return super().train(batch, model, optimizer)
+
+
+class BlocksOfAnotherModel(InGangs):
+    def sharded_blocks(self, model):
+        return [nn.Linear(7, 7)]
+
+
+class HookedInGangs(InGangs):
+    def init_model(self):
+        model = super().init_model()
+        model.last.bias.register_hook(torch.neg)
+        return model
+
+
+class ScaledInGangs(InGangs):
+    def stateful(self):
+        return {"scaler": torch.amp.GradScaler("cpu")}
+
+
+class StreamInGangs(FromAnUnsizedStream):
+    evaluate_every = 7
+
+    def init_model(self):
+        return Layered()
+
+
+class ManyVirtualNodesInGangs(InGangs):
+    virtual_nodes = 16

@@ -1,4 +1,4 @@
-"""A script that shards its model over two GPUs: it grows from one replica to two, each of them on one node."""
+"""Jobs whose replicas have two GPUs each: they grow from one replica to two, each of them on one node."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,11 @@ SHARDED = JobSpec(
     job_class=JobClass.BEST_EFFORT,
     gpus_per_replica=2,
 )
-CURVES = {**CONFIG.curves, "gpt#gang2/b32": {2: 10.0, 4: 20.0}}
+CURVES = {
+    **CONFIG.curves,
+    "gpt#gang2/b32": {2: 10.0, 4: 20.0},
+    "steps#gang2/b8": {2: 5.0, 4: 10.0},
+}
 
 
 async def test_a_sharded_script_grows_from_one_replica_to_two(tmp_path: Path) -> None:
@@ -63,3 +67,47 @@ async def test_a_sharded_script_grows_from_one_replica_to_two(tmp_path: Path) ->
             "where four processes are slower, it may shrink again"
         )
         assert starts[1].iteration > 0, "it resumed from its snapshot"
+
+
+async def test_a_class_grows_and_survives_the_loss_of_a_worker_without_a_stop(tmp_path: Path) -> None:
+    """Two nodes of two slots. No generation begins from a checkpoint but the first."""
+    slow = tmp_path / "slow"
+    async with running_pool(tmp_path, num_nodes=2, replicas={}, config=replace(CONFIG, curves=CURVES)) as pool:
+        endless = slowed_down(job(min_gpus=2, max_gpus=2), tmp_path / "slow-other")
+        await pool.acknowledged(endless, "other")
+        await pool.when(
+            lambda state: (other := state.live_jobs.get("other")) is not None and other.training, "the other job trains"
+        )
+        spec = job(
+            JobClass.BEST_EFFORT,
+            training_function="testbed.user_code.tiny_jobs:InGangs",
+            gpus_per_replica=2,
+            max_iterations=60,
+        )
+        await pool.acknowledged(slowed_down(spec, slow), "gang")
+        await pool.when(
+            lambda state: (gang := state.live_jobs.get("gang")) is not None and gang.training and len(gang.gpus) == 2,
+            "it trains on one replica",
+        )
+        await pool.client.cancel("other")
+        grown = await pool.when(
+            lambda state: (gang := state.live_jobs["gang"]).training and len(gang.gpus) == 4, "it trains on two"
+        )
+        before = grown.live_jobs["gang"].generation
+        pool.workers()[-1].kill()
+        await pool.when(
+            lambda state: (
+                (gang := state.live_jobs["gang"]).generation > before and gang.training and len(gang.gpus) == 4
+            ),
+            "another replica has taken the place of the lost one",
+        )
+        slow.unlink()
+        await pool.ended(["gang"])
+        messages = [entry.message for entry in await pool.ledger()]
+        failed = [message for message in messages if isinstance(message, events.JobFailed)]
+        assert [message.job_id for message in messages if isinstance(message, events.JobFinished)] == ["gang"], failed
+        starts = [each for each in messages if isinstance(each, events.GenerationStarted) and each.job_id == "gang"]
+        assert starts[0].resize is None
+        assert all(start.resize is not None for start in starts[1:]), "each later one got the state from memory"
+        crashes = [each for each in messages if isinstance(each, events.WorkerCrashed)]
+        assert len(crashes) == 1, "the other worker of the lost one's replica counts as lost with it"

@@ -145,3 +145,27 @@ async def test_a_script_goes_on_with_what_it_keeps_in_plain_variables(node, spec
     assert undisturbed is not None
     assert state["iteration"] == undisturbed["iteration"] == 20
     assert same(state["model"], undisturbed["model"])
+
+
+@pytest.mark.parametrize(("gang", "sharded"), [(2, False), (1, False), (1, True)])
+async def test_the_checkpoint_of_gangs_continues_in_gangs_and_on_one_gpu(node, spec_of, gang, sharded):
+    """In gangs of the same size with the same bits."""
+
+    def spec(gang: int, until: int, **more: Any) -> Any:
+        return spec_of("InGangs", max_iterations=until, gpus_per_replica=gang, **more)
+
+    undisturbed = await finished(node, spec(2, 20), node.new_job_id(), job_identity=FIRST, num_workers=2)
+    first, second = node.new_job_id(), node.new_job_id()
+    await finished(node, spec(2, 10), first, job_identity=FIRST, num_workers=2, generation=3)
+    bring_checkpoints(node.folder, second, continued(first))
+    goes_on = spec(gang, 20, continues=continued(first), shard_optimizer=sharded)
+    launch = {"job_identity": SECOND, "generation": 4, "checkpoint_iteration": 10, "num_workers": 2 * gang}
+    workers = await node.launch(goes_on, job_id=second, **launch)
+    assert (await workers.first(Started)).iteration == 10
+    await workers.first(Finished)
+    await workers.ended()
+    state = CheckpointStore(node.checkpoints_of(second), generation=1000, owner=SECOND).newest()
+    assert state is not None
+    assert state["iteration"] == 20
+    has_same_bits = all(same(state[name], undisturbed[name]) for name in ("model", "optimizer", "metrics"))
+    assert has_same_bits == (gang == 2), "one GPU rounds otherwise, and has other random numbers"

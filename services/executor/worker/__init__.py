@@ -26,6 +26,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         rendezvous.py           workers of a generation find and connect to each other
         rendezvous_store.py     its key-value store, with waits that can be aborted
         tcp_connections.py      this process's connections: their secret, their network interface, their end
+        gang_group.py           torch's process group of the workers that hold one model together
         groups.py               collectives between connected workers, their end, the transport that a device needs
         transport.py            what moves a group's tensors: an interface, and a transfer
         gloo_transport.py       between hosts, or between workers that share a GPU, by way of the host
@@ -35,6 +36,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         state_transfer.py       the job's state from memory to memory
         nested_tensors.py       a state as its structure and its tensors (pure)
     checkpoint/   the job's state on disk
+        shards.py               a state of which each worker of a gang has some rows (pure)
         store.py                complete or absent, newest generation first
         files.py                files with their digest, whole, of parts, or of a model; parts of parameters
         writer.py               when to write, and in the background
@@ -67,6 +69,8 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         whole_batch.py          values of the whole batch within train()
         gradient_scaling.py     a GradScaler as state of the job
         gradient_digest.py      whether all optimizers step with the same gradient
+        gang.py                 the workers that hold one model together by FSDP2, and act as one
+        local_shards.py         the rows of divided tensors that this process holds
         fast_steps.py           a step with plain all-reduces
         virtual_node_scheduler.py  synchronizes the calls of one step
         cooperative_thread.py   a call that can be suspended, and the threads of a process for them

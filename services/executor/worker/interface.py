@@ -3,7 +3,7 @@
 The users' base class, `elasticflow.ElasticJob`, implements this protocol; the worker does not import it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -44,6 +44,7 @@ class TrainingFunction(Protocol):
     on_step: OnStep | None  # gets each iteration and its metrics, on rank 0
 
     def init_model(self) -> nn.Module: ...
+    def sharded_blocks(self, model: nn.Module) -> Iterable[nn.Module]: ...
     def init_dataset(self) -> Any: ...
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer: ...
     def train(self, batch: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any: ...

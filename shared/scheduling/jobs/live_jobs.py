@@ -233,7 +233,7 @@ class LiveJobRows:
         self._progressed_at[slot] = job.progressed_at_s
         self._write_unsaved(slot)
         self._restarts[slot], self._gangs[slot] = job.restarts_to_resize, spec.gpus_per_replica
-        may_be_migrated = promised and not job.pinned and not job.restarts_to_resize
+        may_be_migrated = promised and not job.pinned and not job.keeps_its_blocks
         may_be_migrated = may_be_migrated and have_distances(state, promised_at_s(job))
         arrays.migration_budget_J[slot] = self._migration_budget if may_be_migrated else 0.0
         self._migrated_at[slot] = job.migrated_at_s

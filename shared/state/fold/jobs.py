@@ -179,7 +179,7 @@ def with_lost_workers(state: PoolState, job: Job, *, crashes: int, lost: frozens
     """The job with a broken generation: the workers on these GPUs are lost. Survivors keep all steps done."""
     previous = state_holders(state, job)
     if previous is not None:
-        all_lost = tuple(gpu for gpu in previous.gpus if gpu in lost or gpu in previous.lost)
+        all_lost = _whole_gangs(previous.gpus, lost.union(previous.lost), spec_of(job).gang_size)
         previous = replace(previous, lost=all_lost)
     survivors = previous is not None and bool(previous.surviving)
     return fast_replace(
@@ -191,6 +191,12 @@ def with_lost_workers(state: PoolState, job: Job, *, crashes: int, lost: frozens
         iterations_per_s=None,
         restarts=job.restarts + crashes,
     )
+
+
+def _whole_gangs(gpus: tuple[GpuId, ...], lost: frozenset[GpuId], gang_size: int) -> tuple[GpuId, ...]:
+    """The GPUs of all gangs of which some are lost: the others have parts of a model without a whole."""
+    gangs = (gpus[start : start + gang_size] for start in range(0, len(gpus), gang_size))
+    return tuple(gpu for gang in gangs if not lost.isdisjoint(gang) for gpu in gang)
 
 
 def with_waiting_workers(state: PoolState, job: Job) -> Job:

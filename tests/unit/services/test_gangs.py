@@ -16,8 +16,10 @@ from elasticflow.shared.messages.job_spec import TORCHRUN, JobClass
 from elasticflow.shared.scheduling.planning_cache import PlanningCache
 from elasticflow.shared.state.pool import spec_of
 from testbed.histories import NOW_S, History, gpus, pool, spec, submit
+from tests.support.worker_events import admitted, crashed, placed
 
 GANG: dict[str, Any] = {"training_function": f"train:{TORCHRUN}", "gpus_per_replica": 2}
+CLASS = {"training_function": "examples.gpt.job:TrainGpt"}
 CURVES = {f"linear#gang{gang}/b64": {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0} for gang in (2, 4)}
 
 
@@ -45,6 +47,39 @@ def nodes_of(history: History, job_id: str) -> list[str]:
     return [gpu.node_id for gpu in history.state.live_jobs[job_id].gpus]
 
 
+@pytest.mark.parametrize("entry", [{}, CLASS])
+def test_a_class_gets_whole_replicas_as_a_script_does(entry: dict[str, Any]) -> None:
+    history = gang_pool(1, 4)
+    history = history.then(*after(history, submit("a", **GANG | entry)))
+    assert nodes_of(history, "a") in (["node-1"] * 2, ["node-1"] * 4)
+
+
+# --- lost workers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_lost_worker_is_lost_with_its_gang_and_other_gangs_survive(rank: int) -> None:
+    history = pool(4, 4, curves=CURVES, stop_free=True).then(
+        admitted(spec=spec(**GANG | CLASS)), placed(1, "node-0:0", "node-0:1", "node-1:2", "node-1:3")
+    )
+    history = history.started("a", at_s=NOW_S + 2.0)
+    broken = history.then(crashed(1, rank=rank))
+    previous = broken.state.live_jobs["a"].previous_generation
+    assert previous is not None
+    surviving = gpus("node-1:2", "node-1:3") if rank < 2 else gpus("node-0:0", "node-0:1")
+    assert previous.surviving == surviving
+    again = broken.then(crashed(1, rank=rank ^ 1))
+    assert again.state.live_jobs["a"].restarts == 1, "the end of the other worker of the gang is no further crash"
+
+
+def test_a_single_gang_that_loses_a_worker_starts_from_its_checkpoint() -> None:
+    history = pool(4, curves=CURVES, stop_free=True).then(
+        admitted(spec=spec(**GANG | CLASS)), placed(1, "node-0:0", "node-0:1")
+    )
+    history = history.started("a", at_s=NOW_S + 2.0).then(crashed(1, rank=1))
+    assert history.state.live_jobs["a"].previous_generation is None
+
+
 # --- bad input -------------------------------------------------------------------------------------------
 
 
@@ -59,8 +94,16 @@ def nodes_of(history: History, job_id: str) -> list[str]:
         ({"min_gpus": 3}, "min_gpus: 3 is no multiple of gpus_per_replica, 2: choose 2 or 4, or leave it out"),
         ({"max_gpus": 5}, "max_gpus: 5 is no multiple of gpus_per_replica, 2: choose 4 or 6, or leave it out"),
         ({"max_gpus": 1}, "max_gpus: 1 is no multiple of gpus_per_replica, 2: choose 2, or leave it out"),
-        ({"training_function": "examples.digits:Digits"}, "gpus_per_replica: only torchrun scripts have several GPUs"),
-        ({"training_function": "train.py:__main__"}, "submit a script that shards its model with fully_shard, with"),
+        (
+            {"training_function": "train.py:__main__"},
+            "write it as a class, or submit a script that shards its model with",
+        ),
+        (
+            CLASS | {"shard_optimizer": True},
+            "shard_optimizer: the GPUs of a replica divide the optimizer's state already",
+        ),
+        (CLASS | {"job_class": JobClass.PADDING, "deadline_s": None}, "the tasks of a padding load have one GPU each"),
+        (CLASS | {"global_batch_size": 1}, "min_gpus: 2 GPUs are more than the batch's 1 samples; lower it"),
         ({"mixed_gpu_types": True}, "mixed_gpu_types: the GPUs of a replica are of one type; leave it out"),
         ({"min_gpus": 8}, "min_gpus: it needs at least 8 GPUs in replicas of 2 on one node each, and the nodes hold 4"),
         ({"global_batch_size": 1, "min_gpus": 4}, "more than the batch's 1 samples of 2 GPUs for each; lower it"),

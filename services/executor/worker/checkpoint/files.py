@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 import torch
 
+from elasticflow.services.executor.worker.checkpoint.shards import whole
 from elasticflow.shared.messages.worker_protocol.from_worker import MODEL_FOLDER, model_file_name
 from elasticflow.shared.runtime.process.files import rename_durably
 from elasticflow.shared.runtime.process.logs import log
@@ -89,6 +90,7 @@ class _Hashed:
 
 _NAME = re.compile(r"g(\d{10})-i(\d{14})-p(\d{5})-([0-9a-f]{64})\.part")
 _POLL_S = 0.05
+SHARDS = "shards"  # in a checkpoint: files with the rows of a gang's workers, by position
 
 
 class PartFiles:
@@ -142,7 +144,12 @@ class PartFiles:
         return parts
 
     def joined(self, state: dict[str, Any]) -> dict[str, Any] | None:
-        """The state with the whole state of its optimizer; None if a part is missing or damaged."""
+        """The state with the whole state of its optimizer, or with all that a gang has divided; None if a part is
+        missing or damaged."""
+        if names := state.get(SHARDS):
+            shards = self.read(names)
+            common = {name: value for name, value in state.items() if name != SHARDS}
+            return None if shards is None else whole(common, [each["shards"] for each in shards])
         if not (names := part_names(state)):
             return state
         parts = self.read(names)
@@ -162,6 +169,11 @@ class PartFiles:
             return []
         matches = ((path, _NAME.fullmatch(path.name)) for path in self._folder.iterdir())
         return [(path, (int(m[1]), int(m[2])), int(m[3])) for path, m in matches if m]
+
+
+def mapped_shards(path: Path) -> list[torch.Tensor]:
+    """The tensors of a part that this process has just seen complete; read when they are used."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["shards"]
 
 
 def part_names(state: Mapping[str, Any]) -> Sequence[str]:

@@ -76,6 +76,10 @@ class Checkpoints(Protocol):
         a disk error."""
         ...
 
+    def whole_model(self, iteration: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state dict of the model in the state that was just saved."""
+        ...
+
 
 class CheckpointStore:
     """The checkpoints in one folder, as one generation of the job sees them.
@@ -118,6 +122,10 @@ class CheckpointStore:
             raise
         self._remove_outdated(written)
         return Written(file, num_bytes)
+
+    def whole_model(self, iteration: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        del iteration
+        return state["model"]
 
     def newest(self, *, at_least: int = 0, complete: Complete | None = None) -> dict[str, Any] | None:
         """The state in the newest complete checkpoint of at least this iteration; tensors on the CPU.
@@ -251,8 +259,8 @@ def unreadable_types(value: Any) -> set[str]:
     match value:
         case None | bool() | int() | float() | str() if type(value) in _ALWAYS_READABLE:
             return set()
-        case torch.Tensor() if type(value) in (torch.Tensor, torch.nn.Parameter):
-            return set()
+        case torch.Tensor() if type(value) in (torch.Tensor, torch.nn.Parameter) or hasattr(value, "to_local"):
+            return set()  # also a tensor that a gang has divided: each of its workers stores its rows
         case Mapping() if type(value) in (dict, OrderedDict):
             return unreadable_types([*value, *value.values()])
         case list() | tuple() if type(value) in (list, tuple):

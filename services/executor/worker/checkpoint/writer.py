@@ -135,7 +135,7 @@ class CheckpointWriter:
                 "free disk space on the node, then submit the job again"
             ) from error
         if model_dir is not None:
-            write_model(model_dir, iteration, state["model"])
+            write_model(model_dir, iteration, checkpoints.whole_model(iteration, state))
         self._report(iteration, written, self._channel.take_checkpoint_request())
 
     def join(self) -> None:
@@ -155,7 +155,7 @@ class CheckpointWriter:
             self._superseded = error
         else:
             if written is not None and request and request == self._channel.model_request:
-                write_model(written.file.parent, iteration, state["model"])
+                write_model(written.file.parent, iteration, checkpoints.whole_model(iteration, state))
             self._report(iteration, written, request)
         self._cost_s = waited_s + time.thread_time() - began_s
 

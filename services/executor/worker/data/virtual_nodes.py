@@ -17,9 +17,9 @@ _MOST_EXTRA = 0.03  # of the step of one GPU, for more virtual nodes than it nee
 _PARTS_OF_FAST_JOBS = 256  # of the batch: few enough to measure, and enough to balance dozens of GPUs
 
 
-def default_count(global_batch_size: int) -> int:
-    """The largest power of two up to 8 and to the batch."""
-    return 1 << (min(global_batch_size, _MOST_BY_DEFAULT).bit_length() - 1)
+def default_count(global_batch_size: int, gang: int = 1) -> int:
+    """The largest power of two up to 8 and to the batch. gang: workers that divide the samples of each."""
+    return 1 << (min(max(global_batch_size // gang, 1), _MOST_BY_DEFAULT).bit_length() - 1)
 
 
 def counts_to_choose_from(global_batch_size: int, most: int) -> tuple[int, ...]:
@@ -46,6 +46,13 @@ class MicroBatch:
     samples: slice  # of the global batch
     weight: float  # its part of the global batch: the weight of a mean over its samples
     is_last: bool  # of its virtual node
+    position: int = 0  # of the worker in its gang that has these samples
+    num_positions: int = 1  # of the gang
+
+    @property
+    def number(self) -> int:
+        """Within the virtual node, among the parts of all workers of a gang: for its own random numbers."""
+        return self.index * self.num_positions + self.position
 
     @property
     def is_whole(self) -> bool:
@@ -130,6 +137,18 @@ class VirtualNodes:
                 is_last=stop == whole.stop,
             )
             for i, (start, stop) in enumerate(pairwise(bounds))
+        )
+
+    def divided(self, whole: MicroBatch, position: int, num_positions: int) -> MicroBatch:
+        """What one worker of a gang computes of a micro-batch: one of contiguous parts as equal as possible."""
+        first, size = whole.samples.start, whole.samples.stop - whole.samples.start
+        start, stop = (first + at * size // num_positions for at in (position, position + 1))
+        return replace(
+            whole,
+            samples=slice(start, stop),
+            weight=(stop - start) / self.global_batch_size,
+            position=position,
+            num_positions=num_positions,
         )
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.engine.local_shards import may_have_changed
 from elasticflow.services.executor.worker.engine.plain_state import PlainState
 from elasticflow.services.executor.worker.engine.plain_values import Plain, to_send
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
@@ -179,7 +180,7 @@ class _KeptTensor:
         mine, other = (
             (each.data_ptr(), each.shape, each.stride(), each.dtype, each.device) for each in (self.original, tensor)
         )
-        return mine == other and tensor._version == self.version
+        return mine == other and not may_have_changed(tensor, self.version)
 
 
 def further_optimizers(additional: AdditionalState) -> dict[str, torch.optim.Optimizer]:

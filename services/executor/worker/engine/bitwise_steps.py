@@ -31,6 +31,12 @@ from elasticflow.services.executor.worker.engine.gradients_and_buffers import (
     SharedGradients,
     parameters_of,
 )
+from elasticflow.services.executor.worker.engine.local_shards import (
+    all_local,
+    gradients_of,
+    local_of,
+    locals_there,
+)
 from elasticflow.services.executor.worker.engine.plain_state import Pass
 from elasticflow.services.executor.worker.engine.plain_values import Plain
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -56,7 +62,7 @@ def each_written_to(shared_sum: SharedSum | None, parameters: Sequence[torch.Ten
     def write(position: int, parameter: torch.Tensor) -> None:
         if shared_sum is not None and parameter.grad is not None and parameter.grad.layout is torch.strided:
             with torch.no_grad():
-                shared_sum.write(position, parameter.grad)
+                shared_sum.write(position, local_of(parameter.grad))
             shared_sum.send_written()
 
     hooks = [
@@ -108,6 +114,10 @@ def _loss_of(tensors: Any) -> torch.Tensor:
 _BACKWARD = "backward()"
 _STEP = "optimizer.step()"
 SYNC_POINTS = (_BACKWARD, _STEP)
+_NOT_IN_GANGS = (
+    "gives no values of the whole batch where several GPUs hold a replica: return metrics from train(), or use "
+    "gpus_per_replica = 1"
+)
 
 
 class BitwiseSteps:
@@ -171,7 +181,7 @@ class BitwiseSteps:
             each.step = self._synchronized(each, point)
         self._unknown = register_optimizer_step_pre_hook(self._check_known)
         self.computed = members.computed if computed is None else tuple(computed)
-        self._group = members.group
+        self._members, self._group, self._gang = members, members.group, members.gang
         self._gradients = TensorSum(members.virtual_nodes, members.group)
         self._buffers = Buffers(self.model, self.computed)
         self._buffer_sum = TensorSum(members.virtual_nodes, members.group)
@@ -182,7 +192,7 @@ class BitwiseSteps:
             members if computed is None else None,
             self.computed,
             self._pause,
-            self._whole_batch_refusal,
+            self._whole_batch_refusal or (_NOT_IN_GANGS if members.gang is not None else ""),
         )
 
     def close(self) -> None:
@@ -254,7 +264,15 @@ class BitwiseSteps:
 
     def changed_buffers(self) -> list[list[float]]:
         """A row for each micro-batch computed here: for each buffer of the model, 1 if it was changed, else 0."""
-        return self._buffers.changes()
+        changes = self._buffers.changes()
+        if self._gang is not None and any(map(any, changes)):
+            changed = next(index for index, marks in enumerate(zip(*changes, strict=True)) if any(marks))
+            raise TrainingFailed(
+                f"gpus_per_replica: train() changes the buffer {self._buffers.name(changed)}, of which each GPU of a "
+                "replica would see its own part of the batch: use a layer without statistics of batches, such as "
+                "LayerNorm or GroupNorm, or gpus_per_replica = 1"
+            )
+        return changes
 
     def combine_buffers(self, changed: Sequence[int]) -> None:
         self._buffers.combine(changed, self._buffer_sum)
@@ -272,10 +290,10 @@ class BitwiseSteps:
             self._shared.restore()
             seed_generators(self._shared_seed)
         else:
-            if self._group is not None:
+            if self._group is not None and self._gang is None:  # a gang learns of a loss together
                 self._group.check_open()  # after a reported loss the rest of the step is useless
             mine, before = self.computed[index], self._num_synchronizations
-            part = {"virtual_node": mine.virtual_node, "micro_batch": mine.index}
+            part = {"virtual_node": mine.virtual_node, "micro_batch": mine.number}
             phase = SeedPhase.AFTER_SYNCHRONIZATION + before - 1 if before else SeedPhase.TRAIN
             seed_generators(seed_of(self._job_seed, phase, iteration=self._iteration, **part))
 
@@ -341,7 +359,11 @@ class BitwiseSteps:
 
     def _summed_gradients(self) -> Tensors:
         """The gradient of the global batch, after the backward pass of all calls."""
-        return self._gradients.finish(self._trained)
+        with self._members.together():
+            rows = self._gradients.finish(all_local(self._trained))
+            if self._gang is not None:
+                self._gradients.check_received()  # all workers of a gang take the optimizer's step, or none
+        return gradients_of(self._trained, rows)
 
     def _summed_loss(self) -> torch.Tensor:
         """A collective: the mean over the global batch, with the same bits on any number of workers."""
@@ -366,7 +388,7 @@ class BitwiseSteps:
         """Combine changed buffers before the first permanent change: from here on only buffers that train() changes
         later need the peers."""
         self._buffers.activate(None)
-        changed = torch.tensor(self._buffers.changes(), dtype=torch.uint8).amax(0)
+        changed = torch.tensor(self.changed_buffers(), dtype=torch.uint8).amax(0)
         if changed.numel() and self._group is not None:
             changed = torch.stack(self._group.all_gather(changed)).amax(0)
         self.combine_buffers(changed.nonzero().flatten().tolist())
@@ -381,6 +403,8 @@ class BitwiseSteps:
         if running == 0:
             self._trained = [parameter for parameter in self._all_parameters if parameter.requires_grad]
             self._is_hooked = any(parameter._post_accumulate_grad_hooks for parameter in self._trained)
+            if self._gang is not None:
+                self._gang.require_no_hooks(self.model)
         if uses_cuda_graphs():
             raise TrainingFailed(CUDA_GRAPHS_REFUSED)
         if self.note_loss is not None:
@@ -410,14 +434,15 @@ class BitwiseSteps:
     def _add_gradients(self, micro_batch: MicroBatch, tensors: Any, weights: Any, *args: Any, **kwargs: Any) -> None:
         """torch's backward pass, and the sum of its gradients with those of the calls before."""
         partial_sum = None if self._is_hooked else self._gradients.take_partial_sum(micro_batch)
-        for parameter, gradient in zip(self._trained, partial_sum or repeat(None), strict=False):
+        partial_gradients = repeat(None) if partial_sum is None else gradients_of(self._trained, partial_sum)
+        for parameter, gradient in zip(self._trained, partial_gradients, strict=False):
             parameter.grad = gradient  # autograd adds to it, while the addend is in the cache
         with torch.no_grad():
-            shared_sum = self._gradients.begin_last(micro_batch, self._trained)
+            shared_sum = self._gradients.begin_last(micro_batch, all_local(self._trained))
         with each_written_to(shared_sum, () if self._is_hooked else self._trained):
             self._backward_of_torch(tensors, weights, *args, **kwargs)
         with torch.no_grad():
-            self._gradients.push(micro_batch, [dense_gradient(p) for p in self._trained])
+            self._gradients.push(micro_batch, locals_there([dense_gradient(p) for p in self._trained]))
 
     def _synchronized(self, optimizer: torch.optim.Optimizer, point: str) -> Any:
         step = optimizer.step
@@ -472,7 +497,7 @@ class BitwiseSteps:
         have."""
         stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [shared.get(id(parameter), parameter.grad) for parameter in stepped]
-        return gradient_digest(gradients, self._iteration)
+        return gradient_digest([local_of(each) for each in gradients if each is not None], self._iteration)
 
     def _watched(self, call: Callable[[], Any]) -> Any:
         self._changes.forbid()

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
+from elasticflow.services.executor.worker.engine.local_shards import all_local, may_have_changed
 from elasticflow.services.executor.worker.engine.tree_reduce import Tensors, TensorSum
 
 # --- layer statistics ----------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class SharedGradients:
         """Give every parameter the shared gradient, before a call resumes."""
         for i, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
             parameter.grad = gradient
-            if gradient is not None and gradient._version != self._versions[i]:
+            if gradient is not None and self._untouched and may_have_changed(gradient, self._versions[i]):
                 untouched = self._untouched[i]
                 assert untouched is not None
                 gradient.copy_(untouched)
@@ -153,14 +154,14 @@ class SharedGradients:
     def is_unchanged(self) -> bool:
         """Whether all parameters still have the shared gradient."""
         return all(
-            parameter.grad is gradient and (gradient is None or gradient._version == version)
+            parameter.grad is gradient and (gradient is None or not may_have_changed(gradient, version))
             for parameter, gradient, version in zip(self._parameters, self._gradients, self._versions, strict=True)
         )
 
     def values(self) -> dict[int, torch.Tensor | None]:
         """The shared gradient by id of the parameter, also if the last call has changed it."""
         values = [
-            untouched if gradient is not None and gradient._version != version else gradient
+            untouched if gradient is not None and may_have_changed(gradient, version) else gradient
             for gradient, untouched, version in zip(
                 self._gradients, self._untouched or self._gradients, self._versions, strict=True
             )
@@ -186,6 +187,11 @@ class Buffers:
         self._computed = computed
         self._changed: list[dict[int, torch.Tensor]] = [{} for _ in computed]  # by micro-batch, in this step
         self._active: int | None = None
+
+    def name(self, index: int) -> str:
+        """Of a buffer, with the type of its module."""
+        module, name = self._owners[index]
+        return f"{name} of {type(module).__name__}"
 
     def begin_step(self) -> None:
         self._has_stepped = False
@@ -304,7 +310,7 @@ class Buffers:
 def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if targets:
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_(all_local(targets), all_local(sources))
 
 
 def buffers_of(model: nn.Module) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -44,6 +44,9 @@ from elasticflow.shared.messages.job_spec import SCRIPT, JobSpec
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.training_interface import Stateful
 
+if TYPE_CHECKING:  # its import takes half a second, and few jobs need it
+    from elasticflow.services.executor.worker.engine.gang import Gang
+
 
 @dataclass(kw_only=True)
 class JobState:
@@ -55,6 +58,7 @@ class JobState:
     dataset: DataSet
     carried: CarriedGradients
     additional: AdditionalState
+    gang: "Gang | None" = None  # holds the model together; None: this worker has all of it
     sharded: ShardedOptimizer | None = None  # owns a part of the optimizer's state; None: each worker has all of it
     iteration: int = 0  # steps done
     metrics: dict[str, float] = field(default_factory=dict)
@@ -68,10 +72,10 @@ class JobState:
         return self.assignment.spec
 
     def state(self) -> dict[str, Any]:
-        """Everything that a generation of any size needs. The order of data follows from the iteration, that of a
-        stream also from where it is."""
+        """Everything that a generation of any size needs; of divided tensors the rows of this worker, marked. The order
+        of data follows from the iteration, that of a stream also from where it is."""
         self.check_state()
-        return {
+        state = {
             **{name: each.state_dict() for name, each in self.stateful.items()},
             "buffers": volatile_buffers(self.model),
             "gradients": self.carried.state(),
@@ -84,6 +88,7 @@ class JobState:
             **({} if self.dataset.stream is None else {"stream": self.dataset.stream.state(self.iteration)}),
             "metrics": self.metrics,
         }
+        return state if self.gang is None else self.gang.marked(state)
 
     def shared_state(self) -> dict[str, Any]:
         """What all workers have: without a sharded optimizer's state."""
@@ -97,6 +102,8 @@ class JobState:
         state."""
         if self.sharded is not None and "optimizer" not in state:
             self.sharded.drop()
+        if self.gang is not None:
+            state = self.gang.unmarked(state)
         for name, each in self.stateful.items():
             if name in state:
                 each.load_state_dict(state[name])
@@ -227,13 +234,18 @@ class JobObjects:
         return UnsizedReader(self.dataset.stream.iterable, self.order, self.function.collate)
 
 
-def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.device) -> JobObjects:
-    """Raises TrainingFailed, and what the user's code raises."""
+def make_job_objects(
+    function: TrainingFunction, spec: JobSpec, device: torch.device, gang: "Gang | None" = None
+) -> JobObjects:
+    """gang: over which the model is divided. Raises TrainingFailed, and what the user's code raises."""
     seed_generators(seed_of(spec.seed, SeedPhase.INITIALIZE))
     is_script = spec.entry == SCRIPT
     with in_users_code("while the model and the data set were made"):
         PROCESS.phase = "in the script, before elastic()" if is_script else "in init_model()"
-        model = require_model(function.init_model()).to(device)
+        model = require_model(function.init_model(), may_be_divided=gang is not None).to(device)
+        if gang is not None:
+            PROCESS.phase = "in sharded_blocks()"
+            gang.shard_model(model, function.sharded_blocks(model))
         PROCESS.phase = "in init_dataset()"
         dataset = recognize(function.init_dataset())
         PROCESS.phase = "in init_optimizer()"
@@ -250,6 +262,9 @@ def make_job_objects(function: TrainingFunction, spec: JobSpec, device: torch.de
         additional = AdditionalState(stateful, optimizer, plain, records_of(function))
         require_known_parameters(model, optimizer, additional.objects)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
+        if gang is not None:
+            gang.require_no_scaler(additional.objects)
+            gang.require_divisible((optimizer, *further_optimizers(additional).values()))
     order = sample_order(dataset, function, spec)
     return JobObjects(
         function=function,

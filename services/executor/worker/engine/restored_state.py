@@ -8,11 +8,18 @@ repeated then is reported (docs/adr/0098).
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from elasticflow.services.executor.worker.checkpoint.files import PartFiles, overlap, part_names, state_of
+from elasticflow.services.executor.worker.checkpoint.files import (
+    SHARDS,
+    PartFiles,
+    overlap,
+    part_names,
+    state_of,
+)
+from elasticflow.services.executor.worker.checkpoint.shards import with_shards
 from elasticflow.services.executor.worker.checkpoint.store import CheckpointStore, Complete
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -22,6 +29,9 @@ from elasticflow.shared.messages.job_spec import ContinuedJob
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment
 from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import Stateful
+
+if TYPE_CHECKING:  # its import takes half a second, and few jobs need it
+    from elasticflow.services.executor.worker.engine.gang import Gang
 
 _POLL_S = 0.2  # for a checkpoint that the shared storage may not show yet
 _MOST_NAMED = 4  # files, in a report
@@ -48,24 +58,49 @@ def restored_state(
 
     def share(found: Any) -> dict[str, Any] | None:
         """A collective: rank 0's state, with this worker's part. None if a part is missing for some worker."""
+        if members.gang is not None and members.rank == 0:
+            found = _of_gang(members.gang, store.parts, found)
+            if found is None:
+                return None
         state: dict[str, Any] = found if members.group is None else broadcast_state(members.group, found, destinations)
         if sharded is None or not (names := part_names(state)):
             return state
         optimizer = _own_part(sharded, store.parts, names)
         return {**state, "optimizer": optimizer} if members.all_have(optimizer is not None) else None
 
-    if members.rank > 0:
+    if not members.leads:
         while (state := share(None)) is None:
             log.info("older_checkpoint_awaited")
         return Restored(state)
 
     def complete(found: dict[str, Any]) -> dict[str, Any] | None:
-        readable = found if sharded is not None else store.parts.joined(found)
+        takes_parts = members.gang is not None or (sharded is not None and SHARDS not in found)
+        readable = found if takes_parts else store.parts.joined(found)
         return None if readable is None else share(readable)
 
     state = newest_checkpoint(store, assignment, complete) if assignment.purpose == "train" else None
     lost = lost_checkpoints(store, assignment, 0 if state is None else state["iteration"])
     return Restored(state or share({"iteration": 0, "metrics": {}}) or {}, lost)
+
+
+def _of_gang(gang: "Gang", parts: PartFiles, found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A collective of the first gang: the state, with the rows of this worker. found: by the first of its workers.
+
+    None if a part is missing for some worker. Raises TrainingFailed if the state is that of another gang.
+    """
+    common: dict[str, Any] = gang.from_position(0, found)
+    if not common["iteration"]:
+        return common  # there is no checkpoint
+    names = common.pop(SHARDS, ())
+    if (theirs := max(len(names), 1)) != gang.size:
+        raise TrainingFailed(
+            f"the checkpoint of iteration {common['iteration']} is that of a job with {theirs} GPUs for each "
+            f"replica, and this one has {gang.size}: let it have gpus_per_replica = {theirs}, or submit it as a new job"
+        )
+    read = parts.read([names[gang.position]])
+    if not gang.all_have(read is not None) or read is None:
+        return None
+    return with_shards(common, read[0]["shards"])
 
 
 def checkpoint_store(assignment: Assignment, generation: int | None = None) -> CheckpointStore:

@@ -44,7 +44,7 @@ class ShardedOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises TrainingFailed if parts of its step would differ from the whole step."""
-        _require_divisible(optimizer)
+        require_divisible(optimizer, "shard_optimizer", "or leave shard_optimizer out")
         self._optimizer = optimizer
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.layout = SliceLayout([parameter.numel() for parameter in self._parameters])
@@ -215,17 +215,17 @@ def _place(group: Group | None) -> tuple[int, int]:
     return (0, 1) if group is None else (group.rank, group.size)
 
 
-def _require_divisible(optimizer: torch.optim.Optimizer) -> None:
+def require_divisible(optimizer: torch.optim.Optimizer, option: str, instead: str) -> None:
+    """Raises TrainingFailed if parts of its step would differ from the whole step. option: that divides it."""
     if type(optimizer) not in _ELEMENT_WISE:
         names = ", ".join(each.__name__ for each in _ELEMENT_WISE)
         raise TrainingFailed(
-            f"shard_optimizer: {type(optimizer).__name__} is not known to treat each element of a parameter by itself: "
-            f"use one of torch's {names}, or leave shard_optimizer out"
+            f"{option}: {type(optimizer).__name__} is not known to treat each element of a parameter by itself: "
+            f"use one of torch's {names}, {instead}"
         )
     if any(not _is_dense(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         raise TrainingFailed(
-            "shard_optimizer: a parameter has holes between its elements in memory: make it contiguous, or leave "
-            "shard_optimizer out"
+            f"{option}: a parameter has holes between its elements in memory: make it contiguous, {instead}"
         )
 
 

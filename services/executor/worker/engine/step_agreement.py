@@ -9,10 +9,10 @@ all of them, tensors those whose devices compute the same bits.
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,12 +21,17 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState, optimizer_settings
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY
+from elasticflow.services.executor.worker.engine.local_shards import local_of
 from elasticflow.services.executor.worker.engine.summation_tree import tree_sum
 from elasticflow.services.executor.worker.group.groups import Group
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
+if TYPE_CHECKING:  # its import takes half a second, and few jobs need it
+    from elasticflow.services.executor.worker.engine.gang import Gang
+
 _HEAD = 10  # numbers of a worker before those of its virtual nodes
+_DIFFERS = float(1 << 32)  # in place of 32 bits that differ within a gang; each gang adds its number
 
 
 class Fingerprint(NamedTuple):
@@ -56,17 +61,47 @@ class Agreement:
 
 
 class GenerationMembers:
-    """One worker among those of its generation. group: None for a worker that is alone."""
+    """One worker among those of its generation. group: None for a worker that is alone.
 
-    def __init__(self, group: Group | None, virtual_nodes: VirtualNodes) -> None:
-        self.group = group
+    gang: of several workers that hold the model together. Then group has the workers of its position in all gangs, and
+    ranks are numbers of gangs. Each collective with other gangs succeeds in all workers of a gang, or in none.
+    """
+
+    def __init__(self, group: Group | None, virtual_nodes: VirtualNodes, gang: "Gang | None" = None) -> None:
+        self.group, self.gang = group, gang
         self.rank, self.world_size = (group.rank, group.size) if group else (0, 1)
         self.virtual_nodes = virtual_nodes
         self.computed = virtual_nodes.computed_by(self.rank, self.world_size)
+        if gang is not None:
+            self.computed = gang.parts_of(self.computed, virtual_nodes)
         self._weight_computed = sum(micro_batch.weight for micro_batch in self.computed)
         self._blocks = [virtual_nodes.block(rank, self.world_size) for rank in range(self.world_size)]
         self._weights = [virtual_nodes.weight(virtual_node) for virtual_node in range(virtual_nodes.count)]
         self._arithmetics = [each.arithmetic for each in group.identities] if group else [""]
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first of all workers, which speaks for the job."""
+        return self.rank == 0 and (self.gang is None or self.gang.position == 0)
+
+    @property
+    def num_workers(self) -> int:
+        """Of all gangs."""
+        return self.world_size * (1 if self.gang is None else self.gang.size)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether this worker has peers whose state it can compare with its own."""
+        return self.group is not None or self.gang is not None
+
+    def with_virtual_nodes(self, virtual_nodes: VirtualNodes) -> "GenerationMembers":
+        """The same workers with another batch."""
+        return GenerationMembers(self.group, virtual_nodes, self.gang)
+
+    def together(self) -> AbstractContextManager[None]:
+        """A collective with other gangs in the block succeeds in all workers of this gang, or raises PeerLost in
+        all."""
+        return nullcontext() if self.gang is None or self.group is None else self.gang.together()
 
     @property
     def have_same_arithmetic(self) -> bool:
@@ -111,19 +146,47 @@ class GenerationMembers:
             gradient_digest,
             *chain.from_iterable(rows[: len(block)]),
         ]
+        are_alike = are_plainly_alike = True
+        if self.gang is not None:
+            mine, are_alike, are_plainly_alike = self._of_gang(self.gang, mine)
+        ready_generation = int(mine[2])
         gathered = self._all_gather(mine, length=_HEAD + longest * width)
         return Agreement(
             stop=any(theirs[0] for theirs in gathered),
             over=any(theirs[1] for theirs in gathered),
             switch=ready_generation > 0 and all(theirs[2] == ready_generation for theirs in gathered),
-            same=self._are_same([Fingerprint(int(theirs[3]), int(theirs[4])) for theirs in gathered]),
+            same=are_alike and self._are_same([Fingerprint(int(theirs[3]), int(theirs[4])) for theirs in gathered]),
             same_samples=len({theirs[5] for theirs in gathered}) == 1,
-            same_plain=len({theirs[6] for theirs in gathered}) == 1,
+            same_plain=are_plainly_alike and len({theirs[6] for theirs in gathered}) == 1,
             compute_s=tuple(theirs[7] for theirs in gathered),
             checkpoint=any(theirs[8] for theirs in gathered),
             differing_digests=self._differing([theirs[9] for theirs in gathered]),
             means=self._means([theirs[_HEAD:] for theirs in gathered], width),
         )
+
+    def _of_gang(self, gang: "Gang", mine: Sequence[float]) -> tuple[list[float], bool, bool]:
+        """What a gang says to others at this position, and whether its own workers have the same settings, and the same
+        plain state. mine: of this worker, as `agree` gathers it."""
+        by_position = gang.flags(*mine)
+        stop, over, ready, settings, _, _, plain, compute_s, checkpoint, _ = list(zip(*by_position, strict=True))[
+            :_HEAD
+        ]
+        are_alike, are_plainly_alike = len(set(settings)) == 1, len(set(plain)) == 1
+        differs = _DIFFERS + self.rank
+        combined = [
+            any(stop),
+            any(over),
+            ready[0] if len(set(ready)) == 1 else 0,
+            settings[0] if are_alike else differs,
+            mine[4],
+            mine[5],
+            plain[0] if are_plainly_alike else differs,
+            max(compute_s),
+            any(checkpoint),
+            mine[9],
+            *(sum(parts, start=0.0) for parts in zip(*(each[_HEAD:] for each in by_position), strict=True)),
+        ]
+        return combined, are_alike, are_plainly_alike
 
     def _are_same(self, fingerprints: Sequence[Fingerprint]) -> bool:
         """fingerprints: by rank."""
@@ -145,6 +208,8 @@ class GenerationMembers:
         rows = self._by_virtual_node(rows)
         width = len(rows[0])
         mine = list(chain.from_iterable(rows[: len(self.block)]))
+        if self.gang is not None:
+            mine = [sum(parts, start=0.0) for parts in zip(*self.gang.flags(*mine), strict=True)]
         gathered = self._all_gather(mine, length=max(map(len, self._blocks)) * width)
         return self._means(gathered, width)
 
@@ -156,7 +221,8 @@ class GenerationMembers:
         if self.group is None:
             return [mine]
         padded = torch.tensor(mine + [0.0] * (length - len(mine)), dtype=torch.float64)
-        return [theirs.tolist() for theirs in self.group.all_gather(padded)]
+        with self.together():
+            return [theirs.tolist() for theirs in self.group.all_gather(padded)]
 
     def _rows_of_all(self, gathered: Sequence[Sequence[float]], width: int) -> list[Sequence[float]]:
         """One row for each virtual node, in order. gathered: the rows of each worker, one after another."""
@@ -189,19 +255,29 @@ class GenerationMembers:
 
     def from_last_virtual_node(self, value: Any) -> Any:
         """A collective: the value of the worker that has it, on all ranks."""
-        return self._from(max(rank for rank, block in enumerate(self._blocks) if block), value)
+        theirs = self._from(max(rank for rank, block in enumerate(self._blocks) if block), value)
+        return theirs if self.gang is None else self.gang.from_position(self.gang.size - 1, theirs)
 
     def _from(self, rank: int, value: Any) -> Any:
-        return value if self.group is None else self.group.broadcast_object(value, source=rank)
+        if self.group is None:
+            return value
+        with self.together():
+            return self.group.broadcast_object(value, source=rank)
 
     def all_have(self, mine: bool) -> bool:
         """A collective: whether it is true for all workers."""
-        return mine if self.group is None else bool(torch.stack(self.group.all_gather(torch.tensor(mine))).all())
+        if self.gang is not None:
+            mine = self.gang.all_have(mine)
+        if self.group is None:
+            return mine
+        with self.together():
+            return bool(torch.stack(self.group.all_gather(torch.tensor(mine))).all())
 
     def await_all(self) -> None:
         """A collective: return when all workers have arrived, however long their own code takes."""
         if self.group is not None:
-            self.group.await_all()
+            with self.together():
+                self.group.await_all()
 
     def sums(self, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """A collective: sums over all virtual nodes, the same bits on all workers, and at any number of them.
@@ -215,9 +291,11 @@ class GenerationMembers:
         return {name: tree_sum(list(column)) for name, column in zip(names, zip(*all_rows, strict=True), strict=True)}
 
     def check_received(self) -> None:
-        """Check received data before they change anything permanently. Raises PeerLost if a peer is gone."""
+        """A collective within a gang: check received data before they change anything permanently. Raises PeerLost if a
+        peer is gone."""
         if self.group is not None:
-            self.group.check_received()
+            with self.together():
+                self.group.check_received()
 
     def check_open(self) -> None:
         """Raises PeerLost if the group was closed."""
@@ -246,12 +324,12 @@ def fingerprint(
     checksum = 0
     if iteration % COMPARE_TENSORS_EVERY == 0:
         for tensor in (*parameters, *tensors):
-            checksum = zlib.crc32(_checksum(tensor.detach()), checksum)
+            checksum = zlib.crc32(checksum_of(local_of(tensor).detach()), checksum)
     plain = zlib.crc32(repr(sorted(additional.changed_plain().items())).encode(errors="surrogatepass"))
     return Fingerprint(zlib.crc32(repr((settings, structure)).encode()), checksum, plain=plain)
 
 
-def _checksum(tensor: torch.Tensor) -> bytes:
+def checksum_of(tensor: torch.Tensor) -> bytes:
     """The checksum of the tensor's bits, on its device: one flipped bit always changes it."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
     data = data if data.storage_offset() % 4 == 0 else data.clone()  # of a view: words begin at multiples of four bytes

@@ -1,18 +1,21 @@
 """The training of one worker: its steps, its evaluations, and its way from generation to generation."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.checkpoint.files import SHARDS, mapped_shards
+from elasticflow.services.executor.worker.checkpoint.shards import whole, without_shards
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot, optimizer_settings
+from elasticflow.services.executor.worker.engine.local_shards import local_of
 from elasticflow.services.executor.worker.engine.sharded_optimizer import PartLost, redistribute
-from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
+from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers, checksum_of
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.engine.straggler_detection import StragglerDetector
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
@@ -48,6 +51,32 @@ class ShardedCheckpoints:
         shared = {**state, "optimizer": {"parts": [path.name for path in parts]}}
         file, num_bytes = self._store.save(iteration, shared)
         return Written(file, num_bytes + sum(path.stat().st_size for path in parts))
+
+    def whole_model(self, iteration: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        return state["model"]
+
+
+class GangCheckpoints:
+    """The checkpoints of one worker of the first gang: each writes its rows, and the first one what all have."""
+
+    def __init__(self, store: CheckpointStore, position: int, size: int, *, within_s: float) -> None:
+        self._store, self._position, self._size, self._within_s = store, position, size, within_s
+
+    def save(self, iteration: int, state: Mapping[str, Any]) -> Written | None:
+        """Raises Superseded, or OSError if the disk is full or the part of a peer is missing."""
+        common, shards = without_shards(dict(state))
+        self._store.parts.write(iteration, self._position, {"shards": shards})
+        if self._position > 0:
+            return None
+        parts = self._store.parts.await_all(iteration, self._size, within_s=self._within_s)
+        file, num_bytes = self._store.save(iteration, {**common, SHARDS: [path.name for path in parts]})
+        return Written(file, num_bytes + sum(path.stat().st_size for path in parts))
+
+    def whole_model(self, iteration: int, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of the checkpoint that was just saved: its shards come from the disk, tensor by tensor."""
+        parts = self._store.parts.await_all(iteration, self._size, within_s=self._within_s)
+        common, _ = without_shards(dict(state))
+        return whole({"model": common["model"]}, [mapped_shards(path) for path in parts])["model"]
 
 
 # --- evaluation ----------------------------------------------------------------------------------------
@@ -110,12 +139,14 @@ class _Marks(NamedTuple):
     of_objects: tuple[Any, ...]
 
 
-def _versions(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    return [(each.data_ptr(), each._version) for each in tensors]
-
-
 def _numbers(measured: Mapping[str, float]) -> dict[str, float]:
     return {str(name): float(value) for name, value in measured.items()}
+
+
+def _mark_of(tensor: torch.Tensor) -> tuple[int, int, bytes]:
+    """Its memory, and what tells a change in place."""
+    rows = local_of(tensor)
+    return rows.data_ptr(), tensor._version, b"" if rows is tensor else checksum_of(rows.detach())
 
 
 # --- trainer -------------------------------------------------------------------------------------------
@@ -142,7 +173,7 @@ class Trainer(TrainingSteps):
         """All workers get the same metrics, so that all meet a condition at the same step."""
         self.settle()
         # rank 0 alone runs the user's code, unless all evaluate parts; a worker that is alone shares nothing
-        is_shared = self.is_rank_0 and self.members.group is not None and not self.function.evaluates_in_parts
+        is_shared = self.members.rank == 0 and self.members.group is not None and not self.function.evaluates_in_parts
         before = self._marks() if is_shared else None
         metrics, begun = self.metrics, None if self.members.group is None else self.additional.snapshot()
         try:
@@ -170,8 +201,8 @@ class Trainer(TrainingSteps):
         of_optimizer = flatten([*self.optimizer.state.values()], of_state := list[torch.Tensor]())
         weights = (*self.model.parameters(), *self.model.buffers(), *of_state)
         return _Marks(
-            of_weights=(of_optimizer, _versions(weights)),
-            of_objects=(structure, repr(optimizer_settings(self.optimizer)), _versions(tensors)),
+            of_weights=(of_optimizer, [_mark_of(each) for each in weights]),
+            of_objects=(structure, repr(optimizer_settings(self.optimizer)), [_mark_of(each) for each in tensors]),
         )
 
     def _share_what_it_changed(self, *, has_changed: bool) -> None:
@@ -179,7 +210,7 @@ class Trainer(TrainingSteps):
 
         has_changed: more than plain state, on rank 0.
         """
-        group = self.members.group
+        group, has_evaluated = self.members.group, self.members.rank == 0
         plain, has_changed, is_over = self.members.from_rank_0(
             (self.additional.changed_plain(), has_changed, self.function.is_over)
         )
@@ -188,11 +219,12 @@ class Trainer(TrainingSteps):
         if group is None or not has_changed:
             return
         try:
-            state = broadcast_state(group, self.shared_state() if self.is_rank_0 else None)
+            with self.members.together():
+                state = broadcast_state(group, self.shared_state() if has_evaluated else None)
         except PeerLost:
-            self._has_lost_parts = self.is_rank_0  # which alone has changed
+            self._has_lost_parts = has_evaluated  # which alone has changed
             raise
-        if not self.is_rank_0:
+        if not has_evaluated:
             self.load_state(state)
 
     def evaluate_finally(self) -> None:
@@ -203,8 +235,10 @@ class Trainer(TrainingSteps):
         if in_parts and is_due:
             self.evaluate()
         self.members.leave()
-        if self.is_rank_0 and self.checkpoints and not in_parts and is_due:
+        if self.members.rank == 0 and self.checkpoints and not in_parts and is_due:
             self.metrics |= self._evaluation.here(self.iteration)
+            if self.gang is not None:
+                self.gang.all_have(True)  # the last of its collectives has arrived in all its workers
 
     # --- generations ---
 
@@ -212,7 +246,7 @@ class Trainer(TrainingSteps):
         """Train as its worker from the present iteration on."""
         self.generation = generation
         if (job := running_job()) is not None:
-            job.num_gpus, job.leads = self.members.world_size, self.is_rank_0
+            job.num_gpus, job.leads = self.members.num_workers, self.is_rank_0
         self.checkpoints = self._checkpoints() if self.assignment.purpose == "train" else None
         # a joining worker does not know them, nor does one whose agreement was interrupted
         self._agree_on_metrics_anew()
@@ -228,18 +262,19 @@ class Trainer(TrainingSteps):
         """
         try:
             self.settle()
-            for group in result.groups:
-                group.connect_device()
-            transfer = transfer_state(
-                result.transfer_group,
-                # behind an evaluation, a survivor is ahead of those that have not seen its end
-                iteration=2 * self.iteration + self.is_evaluated,
-                num_staying=specification.plan.world_size,
-                state={**self.shared_state(), "metric_names": self.metric_names},
-                device=self.device,
-                training_group=result.training_group,
-                may_differ=not self.members.have_same_arithmetic,
-            )
+            with nullcontext() if self.gang is None else self.gang.together():
+                for group in result.groups:
+                    group.connect_device()
+                transfer = transfer_state(
+                    result.transfer_group,
+                    # behind an evaluation, a survivor is ahead of those that have not seen its end
+                    iteration=2 * self.iteration + self.is_evaluated,
+                    num_staying=specification.num_staying,
+                    state={**self.shared_state(), "metric_names": self.metric_names},
+                    device=self.device,
+                    training_group=result.training_group,
+                    may_differ=not self.members.have_same_arithmetic,
+                )
             if transfer.state is not None:
                 self.load_state(transfer.state)
             if self.sharded is not None:
@@ -250,7 +285,8 @@ class Trainer(TrainingSteps):
             raise
         release_later(self.members.group, result.transfer_group)  # closing may take a while
         if specification.stays:
-            self._join(GenerationMembers(result.training_group, self._virtual_nodes_in(specification)))
+            virtual_nodes = self._virtual_nodes_in(specification)
+            self._join(GenerationMembers(result.training_group, virtual_nodes, self.gang))
             self.begin_generation(specification.plan.generation, specification.plan.gpu_types_by_rank)
         return transfer
 
@@ -262,8 +298,12 @@ class Trainer(TrainingSteps):
         self.telemetry.training_began(0)
 
     def _checkpoints(self) -> Checkpoints | None:
-        """Rank 0 writes them, and each worker its part of a sharded optimizer's state."""
+        """Rank 0 writes them, and each worker its part of a sharded optimizer's state; or the first gang together."""
         store = self.checkpoint_store()
+        if self.gang is not None:
+            within_s = self.assignment.timeouts.collective_timeout_s
+            of_gang = GangCheckpoints(store, self.gang.position, self.gang.size, within_s=within_s)
+            return of_gang if self.members.rank == 0 else None
         if self.sharded is not None:
             within_s = self.assignment.timeouts.collective_timeout_s
             return ShardedCheckpoints(store, self.members.rank, self.members.world_size, within_s=within_s)

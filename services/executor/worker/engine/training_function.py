@@ -23,6 +23,7 @@ _METHODS = (
     "init_model",
     "init_dataset",
     "init_optimizer",
+    "sharded_blocks",
     "train",
     "evaluate",
     "evaluate_part",
@@ -76,10 +77,15 @@ def virtual_nodes_of(
     cut = partial(
         VirtualNodes,
         global_batch_size=spec.global_batch_size,
-        micro_batch_size=micro_batch_size,
+        micro_batch_size=micro_batch_size * spec.gang_size,
         counts_by_rank=counts_by_rank,
     )
     placed = sum(counts_by_rank)
+    if spec.gang_size > 1 and function.reproducible == "fast":
+        raise TrainingFailed(
+            "gpus_per_replica: the fast mode does not divide a model over several GPUs: leave reproducible out, or "
+            "submit a script that calls fully_shard() with --torchrun"
+        )
     if function.reproducible == "fast":
         if placed > spec.global_batch_size:
             raise TrainingFailed(
@@ -89,14 +95,22 @@ def virtual_nodes_of(
         return cut(count=placed or world_size).merged_by_worker()
     if function.reproducible != "bitwise":
         raise TrainingFailed(f'reproducible: must be "bitwise" or "fast", not {function.reproducible!r:.80}')
-    count = function.virtual_nodes or default_count(spec.global_batch_size)
+    gang = spec.gang_size
+    count = function.virtual_nodes or default_count(spec.global_batch_size, gang)
     if not 1 <= count <= spec.global_batch_size:
         raise TrainingFailed(
             f"virtual_nodes: must be from 1 to global_batch_size ({spec.global_batch_size}), not {count}"
         )
     if counts_by_rank and placed != count:
         raise TrainingFailed(f"{placed} virtual nodes were placed, but the job has {count}: place each of them once")
-    return cut(count=count)
+    nodes = cut(count=count)
+    if min(nodes.part_sizes) < gang:
+        raise TrainingFailed(
+            f"gpus_per_replica: {gang} GPUs divide the samples of each of {count} virtual nodes, and the smallest has "
+            f"{min(nodes.part_sizes)} of {spec.global_batch_size}: let the class say virtual_nodes = "
+            f"{default_count(spec.global_batch_size, gang)}, or use a larger global batch"
+        )
+    return nodes
 
 
 def fixed_virtual_nodes(function: TrainingFunction, virtual_nodes: VirtualNodes) -> int:
@@ -125,6 +139,7 @@ _WITHOUT_PROCESS_GROUP = (  # as torch says it
 )
 
 
+_SECOND_PROCESS_GROUP = "trying to initialize the default process group twice"  # as torch says it
 _PORT_IN_USE = "EADDRINUSE"
 _NO_SIGNAL_HANDLER = "signal only works in main thread"  # as Python says it
 
@@ -157,13 +172,18 @@ def in_users_code(where: str, *, has_peers: bool = False) -> Iterator[None]:
             raise PeerLost(f"a collective failed {where}: {error}") from error
         if is_device_lost(error):
             raise DeviceLost(str(error).partition("\n")[0]) from error
+        if _SECOND_PROCESS_GROUP in str(error):
+            raise TrainingFailed(
+                f"torch.distributed has a process group already {where}: that of the GPUs of a replica, which the pool "
+                "makes. Leave out init_process_group()"
+            ) from error
         if any(text in str(error) for text in _WITHOUT_PROCESS_GROUP):
             raise TrainingFailed(
                 f"torch.distributed has no process group {where}: the job sums gradients over its workers by itself, "
                 "and their number changes. Leave out DistributedDataParallel, fully_shard() and calls such as "
                 "all_gather(); elasticflow.gather() and elasticflow.mean() give values of the whole batch, and "
                 "shard_optimizer = True divides the optimizer's state. A model that needs several GPUs trains with "
-                "fully_shard() as a script with --torchrun"
+                "gpus_per_replica"
             ) from error
         if isinstance(error, AttributeError) and error.name == "no_sync":
             raise TrainingFailed(

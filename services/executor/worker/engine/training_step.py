@@ -200,7 +200,8 @@ class TrainingSteps(JobState):
 
     @property
     def is_rank_0(self) -> bool:
-        return self.members.rank == 0
+        """It speaks for the job: no other worker does."""
+        return self.members.leads
 
     def step(
         self,
@@ -231,7 +232,7 @@ class TrainingSteps(JobState):
         returned = self._compute([partial(self._train, batch) for batch in batches])
         self._structure.require_unchanged(self.iteration)
         self._undeclared.require_unchanged(self.iteration)
-        compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
+        compute_s = self.stopwatch.seconds() if self.members.are_several else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()
         if not any(map(any, changed_here)) and not self.spec.metric_conditions:
@@ -247,7 +248,7 @@ class TrainingSteps(JobState):
             fingerprint=fingerprint(self.optimizer, self.model.parameters(), self.additional, self.iteration)._replace(
                 samples=self.dataset.read_checksum(self.iteration)
             )
-            if self.members.group
+            if self.members.are_several
             else Fingerprint(),
             gradient_digest=digest,
             compute_s=compute_s,
@@ -294,7 +295,8 @@ class TrainingSteps(JobState):
         self._boundary.end_step()
         self._memory.step_ended(self.iteration)
         self.telemetry.step_ended(self.iteration, self.finite_metrics())
-        if self.is_rank_0 and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
+        watches_peers = self.is_rank_0 and self.gang is None  # a gang is as fast as its slowest worker
+        if watches_peers and (straggler := self._stragglers.detect(agreement.compute_s, now_s=time.monotonic())):
             is_fast = self.function.reproducible == "fast"
             count = self.members.virtual_nodes.placeable_count(is_fast=is_fast)
             self.telemetry.report_straggler(straggler.rank, straggler.slowdown, count)
@@ -353,9 +355,10 @@ class TrainingSteps(JobState):
         """One for each micro-batch computed here; reading the next step's continues in the background."""
         next_micro_batches: tuple[MicroBatch, ...] = ()
         if next_generation is not None and next_generation.stays:
-            next_micro_batches = self._virtual_nodes_in(next_generation).computed_by(
-                next_generation.rendezvous_rank, next_generation.plan.world_size
-            )
+            virtual_nodes = self._virtual_nodes_in(next_generation)
+            next_micro_batches = virtual_nodes.computed_by(next_generation.rank, next_generation.num_staying)
+            if self.gang is not None:
+                next_micro_batches = self.gang.parts_of(next_micro_batches, virtual_nodes)
         with in_users_code(f"while the data of iteration {self.iteration} were read"):
             return self.read_ahead.take(self.engine.computed, self.iteration, next_micro_batches)
 
@@ -374,6 +377,8 @@ class TrainingSteps(JobState):
             if self._boundary.stage is not StepStage.COMPUTING or not is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0]
+        if self.gang is not None:  # its other workers wait for this one within the pass
+            raise user_code_checks.gang_memory_exceeded(self.gang.size, reason, self.iteration)
         # outside of `except`: the frames of the first error hold the memory
         size = self.members.virtual_nodes.largest_micro_batch
         raise user_code_checks.memory_exceeded(size, reason, self.iteration, self._memory.num_steps)
@@ -403,7 +408,7 @@ class TrainingSteps(JobState):
 
         Returns False if neither the last boundary nor the next one can be restored: the state is unusable.
         """
-        if self._has_lost_parts:
+        if self._has_lost_parts or (self.gang is not None and self.gang.is_broken):
             return False
         match self._boundary.stage:
             case StepStage.COMPUTING:
@@ -429,7 +434,7 @@ class TrainingSteps(JobState):
     def _virtual_nodes_in(self, specification: RendezvousSpecification) -> VirtualNodes:
         counts = specification.plan.virtual_nodes_by_rank
         return virtual_nodes_of(
-            self.function, self.spec, specification.plan.world_size, specification.plan.micro_batch_size, counts
+            self.function, self.spec, specification.num_staying, specification.plan.micro_batch_size, counts
         )
 
 

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY, sampled_bits
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import parameters_of
+from elasticflow.services.executor.worker.engine.local_shards import local_of
 from elasticflow.services.executor.worker.engine.plain_state import Namespace
 from elasticflow.services.executor.worker.engine.plain_values import is_too_large
 from elasticflow.services.executor.worker.interface import TrainingFailed
@@ -120,7 +121,7 @@ class Mark:
     def of(cls, parameters: Sequence[torch.Tensor], iteration: int | None) -> "Mark":
         return cls(
             [parameter._version for parameter in parameters],
-            [parameter.data_ptr() for parameter in parameters],
+            [local_of(parameter).data_ptr() for parameter in parameters],
             iteration,
             [] if iteration is None else [_bits(parameter, iteration) for parameter in parameters],
         )
@@ -128,7 +129,7 @@ class Mark:
     def changed(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """The first one that is."""
         for parameter, version, address in zip(parameters, self.versions, self.addresses, strict=True):
-            if parameter._version != version or parameter.data_ptr() != address:
+            if parameter._version != version or local_of(parameter).data_ptr() != address:
                 return parameter
         if self.iteration is None or not parameters:
             return None
@@ -138,7 +139,7 @@ class Mark:
 
 
 def _bits(parameter: torch.Tensor, iteration: int) -> torch.Tensor:
-    return torch.cat(sampled_bits([parameter], iteration))
+    return torch.cat(sampled_bits([local_of(parameter)], iteration))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +151,13 @@ class _Watched:
 
     @classmethod
     def of(cls, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> "_Watched":
-        pairs = [(parameter, parameter.detach()) for parameter in parameters]
+        pairs = [(parameter, local_of(parameter).detach()) for parameter in parameters]
         states = [value for state in optimizer.state.values() for value in state.values()]
         by_storage: dict[int, list[torch.Tensor]] = {}
-        for tensor in [*(memory for _, memory in pairs), *(each for each in states if isinstance(each, torch.Tensor))]:
+        for tensor in [
+            *(memory for _, memory in pairs),
+            *(local_of(each) for each in states if isinstance(each, torch.Tensor)),
+        ]:
             by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
         return cls(pairs, by_storage)
 
@@ -181,7 +185,7 @@ class _Undo:
             for tensor, before in self._mode.kept:
                 tensor.copy_(before)
         for parameter, memory in self._parameters:
-            if parameter.data_ptr() != memory.data_ptr():
+            if local_of(parameter).data_ptr() != memory.data_ptr():
                 parameter.data = memory
 
 
@@ -204,7 +208,7 @@ class _CopyOnWrite(TorchDispatchMode):
 
     def _keep(self, written: Sequence[torch.Tensor]) -> None:
         for tensor in written:
-            for mine in self._by_storage.pop(tensor.untyped_storage()._cdata, []):
+            for mine in self._by_storage.pop(local_of(tensor).untyped_storage()._cdata, []):
                 self.kept.append((mine, mine.clone()))
 
 

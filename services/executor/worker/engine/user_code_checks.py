@@ -37,6 +37,7 @@ _NAMES_IN_STATE = frozenset(
         "metric_names",
         "optimizer_type",
         "virtual_nodes",
+        "shards",
         "owner",
     }  # see job_state.py, training_step.py and store.py
 )
@@ -94,6 +95,15 @@ def require_readable_state(stateful: Mapping[str, Stateful]) -> None:
             )
 
 
+def gang_memory_exceeded(num_gpus: int, reason: str, iteration: int) -> TrainingFailed:
+    """Smaller micro-batches are not tried: the other workers of the gang are within the same pass."""
+    return TrainingFailed(
+        f"the memory of a GPU is exceeded in iteration {iteration}, although {num_gpus} hold the model together: "
+        f"{reason}; use more virtual_nodes, so that each pass has fewer samples, more gpus_per_replica, or recompute "
+        "activations (torch.utils.checkpoint)"
+    )
+
+
 def memory_exceeded(
     micro_batch_size: int, reason: str, iteration: int, num_steps: int
 ) -> DeviceMemoryExceeded | TrainingFailed:
@@ -108,8 +118,8 @@ def memory_exceeded(
         )
     return TrainingFailed(
         f"a single sample exceeds the memory in iteration {iteration}: {reason}; use a smaller model, "
-        "recompute activations (torch.utils.checkpoint), use GPUs with more memory, or shard it over several: a script "
-        "with fully_shard() and --torchrun"
+        "recompute activations (torch.utils.checkpoint), use GPUs with more memory, or let several hold the model: "
+        "gpus_per_replica"
     )
 
 
@@ -126,7 +136,7 @@ def refuse_leak(error: Exception, growth: str, iteration: int) -> None:
 _NAMED = 3  # of many parameters, in an error
 
 
-def require_model(made: Any) -> nn.Module:
+def require_model(made: Any, *, may_be_divided: bool = False) -> nn.Module:
     """A whole one, with the sizes of all its parameters."""
     if not isinstance(made, nn.Module):
         raise TrainingFailed(f"init_model() must return a torch.nn.Module, not {_kind_of(made)}")
@@ -140,11 +150,12 @@ def require_model(made: Any) -> nn.Module:
             f"init_model() returned a module with uninitialized parameters ({', '.join(lazy[:_NAMED])}): run one "
             "forward pass in it, so that they have their sizes"
         )
-    if divided := [name for name, each in made.named_parameters() if hasattr(each, "device_mesh")]:
+    divided = [name for name, each in made.named_parameters() if hasattr(each, "device_mesh")]
+    if divided and not may_be_divided:
         raise TrainingFailed(
             f"init_model() returned a model whose parameters are divided ({', '.join(divided[:_NAMED])}): leave "
-            "fully_shard() and parallelize_module() out; shard_optimizer = True divides the optimizer's state. A model "
-            "that needs several GPUs trains as a script with --torchrun"
+            "fully_shard() and parallelize_module() out; shard_optimizer = True divides the optimizer's state, and "
+            "gpus_per_replica a model that needs several GPUs"
         )
     return made
 

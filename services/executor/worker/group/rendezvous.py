@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -35,11 +36,15 @@ from elasticflow.shared.messages.worker_protocol.from_worker import RendezvousLi
 from elasticflow.shared.messages.worker_protocol.to_worker import Assignment, GenerationPlan, PrepareSwitch
 
 _POLL_S = 0.1
+_GANG, _TRANSFER, _TRAINING = "gang", "transfer", "training"  # groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousSpecification:
-    """The specification of one rendezvous, for one worker. wait_s: for all to arrive."""
+    """The specification of one rendezvous, for one worker. wait_s: for all to arrive.
+
+    gang_size: rendezvous ranks r * gang_size + p are the positions p of gang r, whose workers hold a model together.
+    """
 
     job_id: str
     plan: GenerationPlan
@@ -48,24 +53,47 @@ class RendezvousSpecification:
     device: torch.device
     wait_s: float
     timeouts: FailureTimeouts
+    gang_size: int = 1
 
     @property
     def stays(self) -> bool:
         """Whether this worker belongs to the new generation."""
         return self.rendezvous_rank < self.plan.world_size
 
+    @property
+    def rank(self) -> int:
+        """Among the workers of its position: the number of its gang."""
+        return self.rendezvous_rank // self.gang_size
+
+    @property
+    def position(self) -> int:
+        """In its gang."""
+        return self.rendezvous_rank % self.gang_size
+
+    @property
+    def num_staying(self) -> int:
+        """Workers of its position in the new generation."""
+        return self.plan.world_size // self.gang_size
+
+    @property
+    def num_meeting(self) -> int:
+        """Workers of its position in the rendezvous."""
+        return self.plan.num_in_rendezvous // self.gang_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousResult:
-    """Groups of a completed rendezvous; both are None for a worker that is alone.
+    """Groups of a completed rendezvous; all are None for a worker that is alone.
 
     training_group: of the new generation; None for a leaving worker. transfer_group: of all workers; None if no state
-    is transferred. switch_iteration: steps done at the switch, as training workers expect.
+    is transferred. Both have the workers of one position in all gangs. gang_group: of a new gang, for its whole life.
+    switch_iteration: steps done at the switch, as training workers expect.
     """
 
     training_group: Group | None
     transfer_group: Group | None
     switch_iteration: int = 0
+    gang_group: Group | None = None
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -88,11 +116,13 @@ def rendezvous_specification(assignment: Assignment, device: torch.device) -> Re
         device=device,
         wait_s=assignment.timeouts.rendezvous_wait_s,
         timeouts=assignment.timeouts,
+        gang_size=assignment.spec.gang_size,
     )
 
 
 def switch_specification(specification: RendezvousSpecification, command: PrepareSwitch) -> RendezvousSpecification:
     """The specification for a worker that trains, and so can wait longer."""
+    assert command.rendezvous_rank % specification.gang_size == specification.position, "a worker keeps its rows"
     return replace(
         specification,
         plan=command.plan,
@@ -120,8 +150,9 @@ def join_rendezvous(
     switch_iteration: Callable[[], int] | None = None,
     before_arrival: Callable[[RendezvousStore], None] | None = None,
     aborted: threading.Event | None = None,
+    meets_gang: bool = False,
 ) -> RendezvousResult:
-    """Return once all workers are connected.
+    """Return once all workers are connected. meets_gang: this worker starts, and its gang with it.
 
     transfer_state: some workers hold the job's state. switch_iteration: given by workers that train. before_arrival:
     tells workers that join what they need before, or prepares such a worker. Raises PeerLost if some workers do not
@@ -144,21 +175,12 @@ def join_rendezvous(
             before_arrival(abortable)
         _wait_for_all(specification, abortable)
         require_compatible(digest, json.loads(abortable.get("compatibility digest")))
-        transfer_group = (
-            _group(specification, store, "transfer", specification.plan.num_in_rendezvous, aborted)
-            if transfer_state
-            else None
-        )
+        meet = partial(_group, specification, store, aborted)
+        gang_group = meet(_GANG) if meets_gang and specification.gang_size > 1 else None
+        transfer_group = meet(_TRANSFER) if transfer_state and specification.num_meeting > 1 else None
         training_group = (
-            _group(
-                specification,
-                store,
-                "training",
-                specification.plan.world_size,
-                aborted,
-                may_connect_later=transfer_state,
-            )
-            if specification.stays and specification.plan.world_size > 1
+            meet(_TRAINING, may_connect_later=transfer_state)
+            if specification.stays and specification.num_staying > 1
             else None
         )
         if switch_iteration is not None:
@@ -166,7 +188,12 @@ def join_rendezvous(
         iteration = int(abortable.get("switch iteration")) if transfer_state else 0
     except (RuntimeError, queue.Empty) as error:
         raise PeerLost(f"the rendezvous of generation {specification.plan.generation} failed: {error}") from error
-    return RendezvousResult(training_group=training_group, transfer_group=transfer_group, switch_iteration=iteration)
+    return RendezvousResult(
+        training_group=training_group,
+        transfer_group=transfer_group,
+        switch_iteration=iteration,
+        gang_group=gang_group,
+    )
 
 
 def connect(specification: RendezvousSpecification, channel: ExecutorLink, aborted: threading.Event) -> dist.TCPStore:
@@ -202,23 +229,30 @@ def _wait_for_all(specification: RendezvousSpecification, store: dist.Store) -> 
 def _group(
     specification: RendezvousSpecification,
     store: dist.Store,
-    name: str,
-    size: int,
     aborted: threading.Event,
+    kind: str,
     *,
     may_connect_later: bool = False,
 ) -> Group:
+    """kind: _GANG, or one of those between the workers of one position, which have no gang or are of several."""
+    name, rank, size = kind, specification.rank, specification.num_staying
+    if kind == _TRANSFER:
+        size = specification.num_meeting
+    if kind == _GANG:
+        name, rank, size = f"{kind} {specification.rank}", specification.position, specification.gang_size
+    elif specification.gang_size > 1:
+        name = f"{kind} of position {specification.position}"
     bind_to_host(specification.advertise_host)
     return Group(
         Membership(
             dist.PrefixStore(name, store),
-            rank=specification.rendezvous_rank,
+            rank=rank,
             size=size,
             timeout_s=specification.timeouts.collective_timeout_s,
             aborted=aborted,
             secret=derived(specification.plan.secret, name),
         ),
         generation=specification.plan.generation,
-        device=specification.device if name == "training" else None,
+        device=None if kind == _TRANSFER else specification.device,
         may_connect_later=may_connect_later,
     )

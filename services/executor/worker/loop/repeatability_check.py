@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from elasticflow.services.executor.worker.data.sample_readers import checksum_of
+from elasticflow.services.executor.worker.engine.local_shards import local_of
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
 from elasticflow.services.executor.worker.interface import TrainingFailed
@@ -263,7 +264,9 @@ def _results(trainer: Trainer) -> dict[str, float | int | None]:
     parameters = dict(trainer.model.named_parameters())
     gradients = {f"gradient of {name}": each.grad for name, each in parameters.items()}
     found = {name: each for name, each in (gradients | parameters).items() if each is not None and not each.is_sparse}
-    return {"loss": trainer.metrics.get("loss")} | {name: checksum_of(each, 0) for name, each in found.items()}
+    return {"loss": trainer.metrics.get("loss")} | {
+        name: checksum_of(local_of(each), 0) for name, each in found.items()
+    }
 
 
 def _copy_of(state: Mapping[str, Any]) -> Any:

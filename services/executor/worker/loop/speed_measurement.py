@@ -178,12 +178,12 @@ def _step_s_of_one_virtual_node(trainer: Trainer, channel: Channel) -> float | N
     The fast mode hides communication behind the computation, so that it would take longer here than in training.
     """
     members = trainer.members
-    whole, num_workers = members.virtual_nodes, members.world_size
+    whole, num_workers = members.virtual_nodes, members.world_size  # or gangs
     if trainer.function.reproducible == "fast" or not 1 < num_workers <= whole.count or trainer.is_over:
         return None
     samples = -(-num_workers * whole.global_batch_size // whole.count)
     part = replace(whole, count=num_workers, global_batch_size=samples, counts_by_rank=())
-    return _step_s_of_part(trainer, channel, GenerationMembers(members.group, part))
+    return _step_s_of_part(trainer, channel, members.with_virtual_nodes(part))
 
 
 def _step_times(trainer: Trainer, channel: Channel, whole_s: float, until_s: float) -> SingleGpuStepTimes:

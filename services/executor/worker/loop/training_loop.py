@@ -14,7 +14,12 @@ from typing import Literal
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
 from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed, running_job_of
 from elasticflow.services.executor.worker.engine.trainer import Trainer
-from elasticflow.services.executor.worker.group.peer_loss import PeerLossWatchdog, PeerLost, ThreadAbandoned
+from elasticflow.services.executor.worker.group.peer_loss import (
+    PeerLossWatchdog,
+    PeerLost,
+    ThreadAbandoned,
+    end_as_lost_peer,
+)
 from elasticflow.services.executor.worker.group.state_transfer import StateTransfer
 from elasticflow.services.executor.worker.loop.repeatability_check import (
     needs_repeatability_check,
@@ -110,6 +115,8 @@ def train(
     context = copy_context()  # with the settings of torch's compiler
 
     def resume(lost: PeerLost) -> None:
+        if trainer.gang is not None:
+            end_as_lost_peer("its thread waits for another gang, and its own gang for the thread")
         run_in_new_thread(lambda: context.copy().run(loop.resume_in_new_thread, lost))
 
     PeerLossWatchdog(channel, lambda: switcher.groups, resume, grace_s=assignment.timeouts.poll_interval_s).start()
@@ -194,7 +201,7 @@ class _TrainingLoop:
         trainer = self.trainer
         trainer.settle()
         if trainer.checkpoints:
-            has_part, state = trainer.sharded is not None, trainer.state()
+            has_part, state = trainer.sharded is not None or trainer.gang is not None, trainer.state()
             self._writer.write_in_background(trainer.checkpoints, trainer.iteration, state, must_write=has_part)
             self._checkpointed_at_s = time.monotonic()
 
@@ -229,8 +236,8 @@ def _stop(trainer: Trainer, writer: CheckpointWriter, *, keeps_state: bool) -> N
 
 def _stop_without_peers(trainer: Trainer, writer: CheckpointWriter) -> None:
     """Stop after the loss of peers: the first survivor writes the state that all survivors have."""
-    if trainer.sharded is not None:
-        log.info("stopped_without_checkpoint", iteration=trainer.iteration)  # the lost workers' parts are missing
+    if trainer.sharded is not None or trainer.gang is not None:
+        log.info("stopped_without_checkpoint", iteration=trainer.iteration)  # parts of others are missing
         return
     checkpoints = trainer.checkpoint_store()
     time.sleep(_RANK_DELAY_S * trainer.members.rank)

@@ -19,6 +19,7 @@ from elasticflow.services.executor.worker.engine.cooperative_thread import THREA
 from elasticflow.services.executor.worker.engine.fast_steps import FastSteps
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import buffers_of
 from elasticflow.services.executor.worker.engine.job_state import JobObjects, load_volatile_buffers, make_job_objects
+from elasticflow.services.executor.worker.engine.local_shards import all_local
 from elasticflow.services.executor.worker.engine.restored_state import Restored, require_fitting, restored_state
 from elasticflow.services.executor.worker.engine.sharded_optimizer import redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -219,6 +220,11 @@ def set_up(
     """
     spec = assignment.spec
     device = claim(assignment.device, assignment.gpu_index)
+    gang = None
+    if spec.gang_size > 1:
+        from elasticflow.services.executor.worker.engine.gang import begin_gang  # loads DTensor, which takes a while
+
+        gang = begin_gang(assignment.rank % spec.gang_size, spec.gang_size, device)
     if device.type == "cuda":
         warn_if_occupied(device, os.environ)
     cpu_throttle, stopwatch = CpuThrottle(assignment.cpu_share), Stopwatch(device)
@@ -231,7 +237,7 @@ def set_up(
         )
     if assignment.plan.num_virtual_nodes and not function.virtual_nodes:  # those of its code come first
         function.virtual_nodes = assignment.plan.num_virtual_nodes
-    objects = make_job_objects(function, spec, device)
+    objects = make_job_objects(function, spec, device, gang)
     PROCESS.phase = "in a step on trial"
     model, optimizer, dataset = objects.model, objects.optimizer, objects.dataset
     stateful: Mapping[str, Stateful] = {
@@ -243,17 +249,17 @@ def set_up(
     virtual_nodes = virtual_nodes_of(
         function,
         spec,
-        assignment.plan.world_size,
+        specification.num_staying,
         assignment.plan.micro_batch_size,
         assignment.plan.virtual_nodes_by_rank,
     )
     read_ahead = objects.read_ahead(device, cpu_throttle, num_processes=function.data_workers)
-    if needs_kernel_trial(objects, device):
+    if gang is None and needs_kernel_trial(objects, device):
         operation = operation_without_repeatable_kernel(objects, virtual_nodes, device, spec.seed)
         if operation:
             telemetry.warn(f"{operation}: two runs of this job on GPUs may end with other bits")
     digest = compatibility_digest(function, spec, model, optimizer, objects.additional.objects, dataset.samples_digest)
-    if assignment.plan.transfers_state and dry_step_pays(objects, device):
+    if gang is None and assignment.plan.transfers_state and dry_step_pays(objects, device):
         computed = virtual_nodes.computed_by(assignment.rank, assignment.plan.world_size)
         run_dry_step(objects, virtual_nodes, computed, device, spec.seed)
     PROCESS.phase = ""
@@ -267,23 +273,27 @@ def set_up(
         before_arrival=partial(_approach_stream, dataset.stream, read_ahead, telemetry)
         if joins and dataset.stream is not None
         else None,
+        meets_gang=True,
     )
-    members = GenerationMembers(result.training_group, virtual_nodes)
+    if gang is not None and result.gang_group is not None:
+        gang.connect(result.gang_group)
+    members = GenerationMembers(result.training_group, virtual_nodes, gang)
     if objects.sharded is not None:
         objects.sharded.own(members.group)
     transfer = None
     if result.transfer_group is not None:
         read_ahead.prepare(members.computed, result.switch_iteration)
-        for group in result.groups:
-            group.connect_device()
-        transfer = transfer_state(
-            result.transfer_group,
-            iteration=NO_STATE,
-            num_staying=assignment.plan.world_size,
-            destinations=model_tensors(model),
-            device=device,
-            training_group=result.training_group,
-        )
+        with nullcontext() if gang is None else gang.together():
+            for group in result.groups:
+                group.connect_device()
+            transfer = transfer_state(
+                result.transfer_group,
+                iteration=NO_STATE,
+                num_staying=specification.num_staying,
+                destinations=all_local(model_tensors(model)),
+                device=device,
+                training_group=result.training_group,
+            )
         if objects.sharded is not None:
             objects.sharded.drop()
             redistribute(objects.sharded, result.transfer_group, assignment.plan.world_size)
@@ -291,10 +301,12 @@ def set_up(
     state, lost_checkpoints = (
         Restored(transfer.state)
         if transfer
-        else restored_state(assignment, members, model_tensors(model), objects.sharded)
+        else restored_state(assignment, members, all_local(model_tensors(model)), objects.sharded)
     )
     _check_data(dataset, state)
     require_same_virtual_nodes(function, virtual_nodes, state)
+    if gang is not None:
+        state = gang.unmarked(state)
     if spec.continues is not None and transfer is None and assignment.purpose == "train":
         require_fitting(state, spec.continues, stateful, optimizer)
     objects.carried.load(state.get("gradients", {}))
@@ -326,6 +338,7 @@ def set_up(
         optimizer=optimizer,
         additional=objects.additional,
         carried=objects.carried,
+        gang=gang,
         sharded=objects.sharded,
         stateful=stateful,
         dataset=dataset,

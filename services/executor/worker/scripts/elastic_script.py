@@ -298,6 +298,10 @@ class ElasticScript:
         assert self._settings is not None, "the script has not called elastic() yet"
         return self._settings
 
+    def sharded_blocks(self, model: nn.Module) -> tuple[nn.Module, ...]:
+        del model
+        return ()  # a script has no gangs
+
     def init_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         del model
         return self._objects[2]

@@ -132,15 +132,26 @@ def test_replicas_that_no_pool_can_give_are_refused_before_anything_is_sent(chan
         job.set_deadline(within="2m").spec()
 
 
-def test_a_script_says_how_many_gpus_hold_its_model_and_a_class_may_not():
+def test_a_script_says_how_many_gpus_hold_its_model_and_so_may_a_class():
     job = TorchrunScript("train.py").set_hyperparameter(global_batch_size=8).term_condition(max_iterations=100)
     spec = job.set_gpus(gpus_per_replica=4).set_deadline(within="2m").spec()
     assert (spec.gpus_per_replica, spec.gpu_range.least, spec.profile_family) == (4, 4, f"{spec.model_key}/b8")
     assert spec.model_key.endswith("#gang4")
     chosen = SubmissionOptions(target="train.py", torchrun=True, gpus_per_replica=4)
     assert chosen.command() == "eflow submit train.py --torchrun --gpus-per-replica 4"
-    with pytest.raises(InvalidJob, match=r"gpus_per_replica: only torchrun scripts .* fully_shard, with --torchrun"):
-        Small().set_gpus(gpus_per_replica=2).set_deadline(within="2m").spec()
+    of_class = Small().set_gpus(gpus_per_replica=2).set_deadline(within="2m").spec()
+    assert (spec.gang_size, of_class.gang_size) == (1, 2), "each process of a torchrun script is by itself"
+    assert (spec.most_gpus, of_class.most_gpus) == (32, of_class.global_batch_size)
+
+
+class Fast(Small):
+    reproducible = "fast"
+
+
+def test_the_fast_mode_divides_no_model():
+    job = Fast().set_gpus(gpus_per_replica=2).set_deadline(within="2m")
+    with pytest.raises(InvalidJob, match=r"gpus_per_replica: the fast mode .* fully_shard\(\) with --torchrun"):
+        job.spec()
 
 
 def test_a_mistyped_hyperparameter_is_refused_where_it_is_set():

@@ -1,7 +1,7 @@
 """How a global batch is cut into virtual nodes, and which workers compute them."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -21,6 +21,27 @@ def cuts(draw: st.DrawFn) -> VirtualNodes:
 @pytest.mark.parametrize(("batch", "count"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (1000, 8)])
 def test_the_default_is_a_power_of_two_up_to_eight(batch, count):
     assert default_count(batch) == count
+
+
+@pytest.mark.parametrize(("batch", "gang", "count"), [(1, 2, 1), (8, 2, 4), (16, 2, 8), (21, 2, 8), (21, 4, 4)])
+def test_each_worker_of_a_gang_has_a_sample_of_each_virtual_node_by_default(batch, gang, count):
+    assert default_count(batch, gang) == count
+
+
+@given(cuts(), st.sampled_from([1, 2, 4]))
+def test_the_workers_of_a_gang_divide_each_micro_batch(virtual_nodes, size):
+    for whole in virtual_nodes.computed_by(0, 1):
+        parts = [virtual_nodes.divided(whole, position, size) for position in range(size)]
+        bounds = [part.samples.start for part in parts] + [parts[-1].samples.stop]
+        assert (bounds[0], bounds[-1]) == (whole.samples.start, whole.samples.stop)
+        sizes = [part.samples.stop - part.samples.start for part in parts]
+        assert sizes == [after - before for before, after in pairwise(bounds)]
+        assert max(sizes) - min(sizes) <= 1
+        assert sum(part.weight for part in parts) == pytest.approx(whole.weight)
+        assert len({part.number for part in parts}) == size, "each has random numbers of its own"
+        assert {(part.virtual_node, part.is_last, part.is_whole) for part in parts} == {
+            (whole.virtual_node, whole.is_last, whole.is_whole)
+        }, "their sum is that of the micro-batch"
 
 
 @given(cuts(), st.integers(1, 50))
