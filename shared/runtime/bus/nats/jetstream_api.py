@@ -46,7 +46,7 @@ _NO_CLUSTER = 10074
 _PURGE_DENIED = 10110
 _FULL = (10002, 10023, 10047, 10077)  # the account, resources, reserved by others, the stream's own bounds or the disk
 _CONSUMER_GONE = 10149  # it was deleted while the server was making it again
-_NO_CONSUMER = 10012  # whatever the reason: a setting, or the files of one with its name that is being deleted
+_NOT_CREATED = 10012  # whatever the reason: a setting, or the files of one with its name that is being deleted
 _BEING_DELETED = ("creating store for consumer", "no such file or directory", "directory not empty")
 _NO_PEERS = 10005  # no server of the cluster has the space, or too few are known yet
 _IN_PROCESS = 10158  # a message with the same id is on its way through the cluster
@@ -103,7 +103,7 @@ def failure(error: Mapping[str, Any], subject: str, url: str) -> ElasticFlowErro
     if _is_full(error):
         return StorageFull(subject, reason)
     is_being_deleted = number == _CONSUMER_GONE or (
-        number == _NO_CONSUMER and any(part in reason for part in _BEING_DELETED)
+        number == _NOT_CREATED and any(part in reason for part in _BEING_DELETED)
     )
     if error.get("code") == 503 or number == _NO_PEERS or is_being_deleted:
         return Unavailable(url, reason)
