@@ -48,6 +48,7 @@ _CHANGE_THEIR_OBJECT = (
     *("pop", "popitem", "popleft", "put", "remove", "reverse", "rotate", "setdefault", "shuffle", "sort", "subtract"),
     *("update", "write"),
 )
+_SET_BY_NAME = ("setattr", "__setattr__", "__dict__", "vars")
 _NOT_OF_READING = (
     *("__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__repr__", "__str__"),
     *("__setattr__", "__setitem__", "__delitem__", "__setstate__", "__iadd__", "__isub__", "__imul__"),
@@ -73,7 +74,7 @@ def _names_in(code: CodeType) -> _Names:
     """Of a function, and of those within it."""
     found = _Names()
     loads, calls, changes = list[tuple[str, Any]](), list[Any](), list[Any]()  # each with its place in the source
-    aliases, loaded = dict[str, str](), ""  # loaded: by the instruction before
+    texts, aliases, loaded = list[tuple[str, Any]](), dict[str, str](), ""  # loaded: by the instruction before
     for each in dis.get_instructions(code):
         name, before, loaded = each.argval, loaded, ""
         match each.opname:
@@ -87,6 +88,8 @@ def _names_in(code: CodeType) -> _Names:
                 loads.append((name, each.positions))
             case "LOAD_DEREF":
                 loads.append((name, each.positions))
+            case "LOAD_CONST" if isinstance(name, str) and name.isidentifier():
+                texts.append((name, each.positions))
             case "STORE_FAST" if before:
                 aliases[name] = before
             case "LOAD_FAST" | "LOAD_FAST_BORROW" if name in aliases:
@@ -106,11 +109,12 @@ def _names_in(code: CodeType) -> _Names:
             found.own |= {name for name, place in loads if _is_within(place, change)}
     shuffled = {place.lineno for name, place in loads if name == "shuffle"}
     found.own |= {name for name, place in loads if place.lineno in shuffled}  # its argument
+    set_by_name = {place.lineno for name, place in loads if name in _SET_BY_NAME}
+    found.own |= {text for text, place in texts if place.lineno in set_by_name}
+    found.attributes |= {text for text, _ in texts}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             found.add(_names_in(constant))
-        elif isinstance(constant, str) and constant.isidentifier():
-            found.attributes.add(constant)
     return found
 
 
@@ -231,6 +235,7 @@ def _is_equal(before: Any, now: Any) -> bool:
 def _digest(values: np.ndarray[Any, Any], most_bytes: int) -> int:
     if isinstance(values, np.memmap) or values.dtype.hasobject or values.size == 0:
         return 0  # a mapped file may be shared with the processes that read
+    values = np.asarray(values)
     if not values.flags.c_contiguous:
         values = np.ascontiguousarray(values[:: values.nbytes // most_bytes + 1])
     content = values.reshape(-1).view(np.uint8).data
@@ -253,7 +258,7 @@ def _digest_of_tensor(tensor: torch.Tensor, most_bytes: int) -> int:
         return 0
     try:
         return _digest(tensor.detach().numpy(), most_bytes)
-    except TypeError:  # a type of numbers that numpy does not have
+    except (TypeError, RuntimeError):  # a type of numbers, or of tensors, that numpy does not have
         return 0
 
 

@@ -65,7 +65,7 @@ class Data(Dataset[Any]):
         self.augmentation, self.slotted = Augmentation(), Slotted()
         self.of_function, self.unread = partial(scaled, by={"scale": 1}), 0
         self.cache: dict[int, Any] = {}
-        self.hits, self.counts = 0, {"hits": 0}
+        self.hits, self.counts, self.newest = 0, {"hits": 0}, 0
         self.file: object | None = None
         self.buffer, self.order = np.zeros(10), list(range(10))
 
@@ -80,6 +80,7 @@ class Data(Dataset[Any]):
         cache = self.cache
         if index not in cache:
             cache[index] = self.augmentation(self.x[index])
+        setattr(self, "newest", index)  # noqa: B010 - as a base class may
         buffer = self.buffer
         buffer[index] = self.of_function(index)
         random.shuffle(self.order)
