@@ -33,7 +33,8 @@ from elasticflow.services.executor.worker.engine.plain_values import NOT_PLAIN, 
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.users_code import is_users_module
 
-_MOST_HOLDERS = 20_000  # containers, objects, tensors and arrays that are compared
+_MOST_HOLDERS = 10_000  # containers, objects, tensors and arrays that are compared
+_LONGEST_NAME = 1000  # characters: what lies deeper is not compared
 _MOST_ENTERED = 1000  # items of a container, evenly spread: the others are compared, but not what they hold
 _MOST_BYTES = 1 << 24  # of all arrays: of more, evenly spread blocks are compared
 _BLOCK_BYTES = 1 << 12
@@ -92,8 +93,10 @@ def _names_in(code: CodeType) -> _Names:
                 texts.append((name, each.positions))
             case "STORE_FAST" if before:
                 aliases[name] = before
-            case "LOAD_FAST" | "LOAD_FAST_BORROW" if name in aliases:
-                loads.append((aliases[name], each.positions))
+            case operation if operation.startswith("LOAD_FAST"):
+                first = name[0] if isinstance(name, tuple) else name  # newer Pythons load two at once
+                if first in aliases:
+                    loads.append((aliases[first], each.positions))
             case "STORE_ATTR" | "DELETE_ATTR" | "STORE_GLOBAL" | "DELETE_GLOBAL":
                 found.own.add(name)
             case "STORE_DEREF" if name in code.co_freevars:
@@ -321,7 +324,7 @@ class _Reach:
     def _enter_names(self) -> bool:
         """Enter what the code names by now. Returns whether something was new."""
         before = len(self._alive), len(self._code.attributes), sum(map(len, self._globals.values()))
-        for group in list(self._groups):
+        for group in self._groups:  # to which this adds
             for name, value in group.named().items():
                 if name not in group.entered:
                     group.entered.add(name)
@@ -346,7 +349,9 @@ class _Reach:
                 self._of_job.add(_names_in(function.__code__))
 
     def _enter(self, value: Any, path: str, way: frozenset[str]) -> None:
-        if id(value) in self._seen or id(value) in self._known or len(self._holders) >= _MOST_HOLDERS:
+        if id(value) in self._seen or id(value) in self._known:
+            return
+        if len(self._holders) + len(self._groups) >= _MOST_HOLDERS or len(path) > _LONGEST_NAME:
             return
         if value is None or isinstance(value, _NO_DATA):
             return

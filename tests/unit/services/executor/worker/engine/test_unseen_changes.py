@@ -256,6 +256,32 @@ def test_several_changes_are_named_at_once():
         require_none(changes)
 
 
+class Node:
+    def __init__(self, following: Any) -> None:
+        self.following, self.scale = following, 1
+
+
+class Chain(Dataset[Any]):
+    def __init__(self, length: int) -> None:
+        self.first = None
+        for _ in range(length):
+            self.first = Node(self.first)
+
+    def __getitem__(self, index: int) -> Any:
+        node = self.first
+        while node is not None:
+            index, node = index * node.scale, node.following
+        return index
+
+
+def test_of_a_long_chain_of_objects_the_first_ones_are_compared():
+    data = Chain(50_000)
+    changes = UnseenChanges(data)
+    require_none(changes)
+    data.first.following.following.scale = 3  # pyright: ignore[reportOptionalMemberAccess]
+    refused(changes, "dataset.first.following.following.scale")
+
+
 # --- what is not refused ---
 
 
