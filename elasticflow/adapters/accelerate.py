@@ -32,8 +32,8 @@ def elastic(
     if (worker := running_worker()) is not None:
         _refuse_unsupported(accelerator)
         replace_accumulation(accelerator, "gradient_accumulation_steps", worker.global_batch_size)
-        optimizer = getattr(optimizer, "optimizer", optimizer)
         further = tuple(getattr(each, "scheduler", each) for each in further)
+    optimizer = getattr(optimizer, "optimizer", optimizer)
     return elastic_script(loader, model, optimizer, *further, virtual_nodes=virtual_nodes, on_step=on_step)
 
 

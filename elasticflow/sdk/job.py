@@ -100,7 +100,7 @@ class ElasticJob:
 
     # --- set by the worker ---
 
-    iteration: int = 0  # iterations before this call of train, e.g. for a learning-rate schedule
+    iteration: int = 0  # done before this call of train() or evaluate(), e.g. for a learning-rate schedule
 
     # --- set by train ---
 

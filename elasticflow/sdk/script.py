@@ -77,7 +77,7 @@ def elastic(
     require_state("elastic()", further)
     worker = running_worker()
     if worker is None:
-        return _PlainLoader(loader)
+        return _PlainLoader(loader, optimizer)
     return worker.attach(loader, model, optimizer, *further, virtual_nodes=virtual_nodes, on_step=on_step)
 
 
@@ -104,14 +104,16 @@ def running_worker() -> Any:
 class _PlainLoader:
     """The loader of a script that runs outside a job."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, optimizer: Optimizer) -> None:
         self._loader = loader
         self.iteration = 0
+        optimizer.register_step_post_hook(self._count)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield batch
-            self.iteration += 1
+        return iter(self._loader)
+
+    def _count(self, *_: Any) -> None:
+        self.iteration += 1
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -454,6 +454,16 @@ def adds_up_losses() -> None:
     loader.report(best=best, last=last, rate=optimizer.param_groups[0]["lr"])
 
 
+def some_epochs() -> None:
+    """As many as are said."""
+    job = Short()
+    for _ in job.loader.epochs(int(sys.argv[2])):
+        for _, points, targets in job.loader:
+            job.optimizer.zero_grad()
+            nn.functional.mse_loss(job.model(points), targets).backward()
+            job.optimizer.step()
+
+
 def trains_in_two_loops() -> None:
     """The second one may be a plain loop over the loader."""
     job = Short()

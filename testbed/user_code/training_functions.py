@@ -491,6 +491,20 @@ class DecidesInEvaluation(Points):
         return {"weight": weight, "rate": self.schedule.get_last_lr()[0]}
 
 
+class RemembersEvaluations(Stateful):
+    """Evaluates each iteration, and keeps a list of them."""
+
+    evaluate_every = 1
+
+    def init_model(self):
+        self.history = list[int]()
+        return super().init_model()
+
+    def evaluate(self, model):
+        self.history.append(self.iteration)
+        return {"first": float(self.history[0]), "number": float(len(self.history)), "at": float(self.iteration)}
+
+
 class Factored(Points):
     def init_optimizer(self, model):
         return torch.optim.Adafactor(model.parameters())

@@ -5,13 +5,14 @@ import signal
 import pytest
 import pytest_asyncio
 
+from elasticflow.services.executor.processes.launcher import Exited
 from elasticflow.shared.messages.worker_protocol.from_worker import (
     Failed,
     Interrupted,
     Progressed,
     Started,
 )
-from tests.support.trained_jobs import UNEVEN, checkpoint_of, end_of, script, switch, train
+from tests.support.trained_jobs import UNEVEN, all_switched, checkpoint_of, end_of, script, switch, train
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -67,6 +68,36 @@ async def test_a_rolled_back_step_leaves_no_change(each_node, spec_of, alone, tm
     workers = await each_node.launch(job(spec_of), job_id=job_id, num_workers=2, generation=2)
     assert (await workers.first(Started)).iteration == 9
     assert await end_of(each_node, workers) == alone
+
+
+async def test_an_evaluation_is_not_repeated_by_survivors_nor_from_a_checkpoint(node, spec_of, tmp_path, slow_down):
+    """It keeps a history, steps a schedule, restores the best weights: twice would be another result."""
+
+    def remembers(**hyperparameters):
+        return spec_of(
+            "RemembersEvaluations", global_batch_size=UNEVEN, max_iterations=LAST, hyperparameters=hyperparameters
+        )
+
+    spec = remembers(dies_at=9, record=str(tmp_path), slow_down=str(slow_down))
+    job_id = node.new_job_id()
+    workers = await node.launch(spec, job_id=job_id, num_workers=3, checkpoint_every_s=0.01)
+    await workers.first(Exited)
+    (dead,) = (rank for rank, event in workers.events if isinstance(event, Exited))
+    survivors = [rank for rank in range(3) if rank != dead]
+    for rank in survivors:
+        await workers.first(Interrupted, rank)
+    workers = await node.switch_generation(workers, survivors, lost=[dead])
+    await all_switched(workers, survivors)
+    await workers.first(Progressed)
+    for worker in workers.workers.values():
+        worker.kill()
+    await workers.ended()
+    slow_down.unlink()
+    workers = await node.launch(remembers(), job_id=job_id, num_workers=2, generation=10)
+    assert (await workers.first(Started)).iteration > 9
+    ended = await end_of(node, workers)
+    assert ended.metrics["number"] == ended.metrics["at"] == LAST
+    assert ended == await train(node, remembers())
 
 
 async def test_objects_that_each_part_of_a_batch_changes_otherwise_are_named(node, spec_of):

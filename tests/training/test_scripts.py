@@ -288,6 +288,16 @@ async def test_a_script_that_trains_on_behind_its_loop_over_epochs_fails_instead
     await workers.ended()
 
 
+@pytest.mark.parametrize("num_epochs", few_daily([1, 2, 5], 2))
+async def test_a_script_that_ends_before_its_measurement_would_is_measured(node, spec_of, num_epochs):
+    """Its data are one step."""
+    spec = script(spec_of, "some_epochs", str(num_epochs), global_batch_size=50)
+    for purpose in ({}, {"most_virtual_nodes": 8, "measures_step_times": True}):
+        workers = await node.launch(spec, job_id=node.new_job_id(), purpose="profile", profile_min_s=60.0, **purpose)
+        assert (await workers.first(Profiled)).iterations_per_s > 0
+        await workers.ended()
+
+
 async def test_a_script_with_its_own_counter_ends_with_the_job(node, spec_of):
     assert "loss" in (await train(node, script(spec_of, "counts_by_itself"))).metrics
 

@@ -48,7 +48,7 @@ from elasticflow.shared.training_interface import Stateful
 
 @dataclass(kw_only=True)
 class JobState:
-    """iteration and is_over describe the last step boundary, and so do metrics once they are settled."""
+    """iteration, is_over and is_evaluated describe the last step boundary, and so do metrics once they are settled."""
 
     assignment: Assignment
     model: nn.Module  # as the user made it
@@ -61,6 +61,7 @@ class JobState:
     metrics: dict[str, float] = field(default_factory=dict)
     metric_names: tuple[str, ...] | None = None  # that train() returned in the first step
     is_over: bool = False  # some training function ended the job
+    is_evaluated: bool = False  # at this iteration: an evaluation may change the job's state, so it is not repeated
     generation: int = 0
 
     @property
@@ -78,6 +79,7 @@ class JobState:
             "attributes": self.additional.changed_plain(),
             "records": self.additional.records_to_send(),
             "iteration": self.iteration,
+            "is_evaluated": self.is_evaluated,
             "epoch": self.dataset.epoch_at(self.iteration, self.spec.global_batch_size),
             "samples": self.dataset.samples_digest,
             **({} if self.dataset.stream is None else {"stream": self.dataset.stream.state(self.iteration)}),
@@ -104,6 +106,7 @@ class JobState:
         self.additional.set_plain(state.get("attributes", {}))
         self.additional.records.write(state.get("records", {}))
         self.iteration, self.metrics = state["iteration"], dict(state["metrics"])
+        self.is_evaluated = state.get("is_evaluated", False)
         if self.dataset.stream is not None:
             self.dataset.stream.resume(state["stream"])
 

@@ -1,22 +1,23 @@
 """The training of one worker: its steps, its evaluations, and its way from generation to generation."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from elasticflow.services.executor.worker.checkpoint.store import Checkpoints, CheckpointStore, Written
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
-from elasticflow.services.executor.worker.engine.additional_state import optimizer_settings
+from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot, optimizer_settings
 from elasticflow.services.executor.worker.engine.sharded_optimizer import PartLost, redistribute
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
 from elasticflow.services.executor.worker.engine.step_metrics import StepMetrics
 from elasticflow.services.executor.worker.engine.straggler_detection import StragglerDetector
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
 from elasticflow.services.executor.worker.engine.training_step import TrainingSteps
+from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript
 from elasticflow.services.executor.worker.group.groups import release_later
 from elasticflow.services.executor.worker.group.nested_tensors import flatten
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
@@ -90,6 +91,8 @@ class Evaluation:
     @contextmanager
     def _in_evaluation_mode(self, iteration: int) -> Iterator[None]:
         self.model.eval()
+        if not isinstance(self.function, RunsScript):  # whose loop counts by itself
+            self.function.iteration = iteration
         seed_generators(seed_of(self.seed, SeedPhase.EVALUATE, iteration=iteration))
         passes = self.model.register_forward_hook(lambda *_: self.progressed())
         try:
@@ -98,6 +101,17 @@ class Evaluation:
                 yield
         finally:
             passes.remove()
+
+
+class _Marks(NamedTuple):
+    """What is equal as long as nobody changes the model and the optimizer's state, or an object of stateful()."""
+
+    of_weights: tuple[Any, ...]
+    of_objects: tuple[Any, ...]
+
+
+def _versions(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(each.data_ptr(), each._version) for each in tensors]
 
 
 def _numbers(measured: Mapping[str, float]) -> dict[str, float]:
@@ -122,7 +136,7 @@ class Trainer(TrainingSteps):
 
     def evaluation_is_due(self) -> bool:
         every = self.function.evaluate_every
-        return every > 0 and self.iteration > 0 and self.iteration % every == 0 and not self._is_evaluated
+        return every > 0 and self.iteration > 0 and self.iteration % every == 0 and not self.is_evaluated
 
     def evaluate(self) -> None:
         """All workers get the same metrics, so that all meet a condition at the same step."""
@@ -130,19 +144,35 @@ class Trainer(TrainingSteps):
         # rank 0 alone runs the user's code, unless all evaluate parts; a worker that is alone shares nothing
         is_shared = self.is_rank_0 and self.members.group is not None and not self.function.evaluates_in_parts
         before = self._marks() if is_shared else None
-        self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
-        if not self.function.evaluates_in_parts:
-            self._share_what_it_changed(has_changed=is_shared and self._marks() != before)
+        metrics, begun = self.metrics, None if self.members.group is None else self.additional.snapshot()
+        try:
+            self.metrics = self._evaluation.together(self.iteration, self.members, self.metrics)
+            if not self.function.evaluates_in_parts:
+                self._share_what_it_changed(has_changed=is_shared and self._marks() != before)
+        except PeerLost:
+            self._undo_evaluation(metrics, begun, before)
+            raise
         self.cpu_throttle.sleep_off_excess()
-        self._is_evaluated = True
+        self.is_evaluated = True
 
-    def _marks(self) -> tuple[Any, ...]:
-        """What is equal as long as nobody changes the model, the optimizer or an object of stateful()."""
+    def _undo_evaluation(
+        self, metrics: dict[str, float], begun: AdditionalSnapshot | None, before: "_Marks | None"
+    ) -> None:
+        """A peer was lost before all had what it changed, and the survivors evaluate again."""
+        # the weights are not kept; rank 0 alone may have changed them
+        self._has_lost_parts |= before is not None and self._marks().of_weights != before.of_weights
+        self.metrics, self.function.is_over = metrics, False
+        if begun is not None:
+            self.additional.restore(begun)
+
+    def _marks(self) -> "_Marks":
         structure, tensors = self.additional.state()
         of_optimizer = flatten([*self.optimizer.state.values()], of_state := list[torch.Tensor]())
-        every = (*self.model.parameters(), *self.model.buffers(), *of_state, *tensors)
-        settings = repr(optimizer_settings(self.optimizer))
-        return structure, of_optimizer, settings, [(each.data_ptr(), each._version) for each in every]
+        weights = (*self.model.parameters(), *self.model.buffers(), *of_state)
+        return _Marks(
+            of_weights=(of_optimizer, _versions(weights)),
+            of_objects=(structure, repr(optimizer_settings(self.optimizer)), _versions(tensors)),
+        )
 
     def _share_what_it_changed(self, *, has_changed: bool) -> None:
         """A collective: rank 0's evaluation may restore the best weights, or step a schedule; then all have them.
@@ -169,7 +199,7 @@ class Trainer(TrainingSteps):
         """Evaluate after the last step, unless that is done. Rank 0 evaluates when its peers have left, unless it needs
         them."""
         self.settle()
-        in_parts, is_due = self.function.evaluates_in_parts, not self._is_evaluated
+        in_parts, is_due = self.function.evaluates_in_parts, not self.is_evaluated
         if in_parts and is_due:
             self.evaluate()
         self.members.leave()
@@ -184,8 +214,7 @@ class Trainer(TrainingSteps):
         if (job := running_job()) is not None:
             job.num_gpus, job.leads = self.members.world_size, self.is_rank_0
         self.checkpoints = self._checkpoints() if self.assignment.purpose == "train" else None
-        # A joining worker knows neither, nor does one whose agreement was interrupted: all workers repeat both.
-        self._is_evaluated = False
+        # a joining worker does not know them, nor does one whose agreement was interrupted
         self._agree_on_metrics_anew()
         self._digests.forget()
         self._stragglers = StragglerDetector(gpu_types_by_rank)
@@ -203,7 +232,8 @@ class Trainer(TrainingSteps):
                 group.connect_device()
             transfer = transfer_state(
                 result.transfer_group,
-                iteration=self.iteration,
+                # behind an evaluation, a survivor is ahead of those that have not seen its end
+                iteration=2 * self.iteration + self.is_evaluated,
                 num_staying=specification.plan.world_size,
                 state={**self.shared_state(), "metric_names": self.metric_names},
                 device=self.device,

@@ -169,7 +169,6 @@ class TrainingSteps(JobState):
     _is_script: bool = field(init=False)
     _memory: MemoryGrowth = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
-    _is_evaluated: bool = False  # at this iteration
     _has_lost_parts: bool = False  # of the optimizer's state
 
     def __post_init__(self) -> None:
@@ -294,7 +293,7 @@ class TrainingSteps(JobState):
             self._warn_of_exits(self.function.loop_exits())
         self.iteration += 1
         self.is_over = agreement.over
-        self._is_evaluated = False
+        self.is_evaluated = False
         self._boundary.end_step()
         self._memory.step_ended(self.iteration)
         self.telemetry.step_ended(self.iteration, self.finite_metrics())
@@ -424,7 +423,7 @@ class TrainingSteps(JobState):
                 self.iteration += 1
                 self.metrics = {}
                 self.is_over |= self.function.is_over
-                self._is_evaluated = False
+                self.is_evaluated = False
             case StepStage.CHANGING:
                 return False
             case StepStage.BETWEEN_STEPS:

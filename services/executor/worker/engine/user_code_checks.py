@@ -27,6 +27,7 @@ _NAMES_IN_STATE = frozenset(
         "buffers",
         "gradients",
         "attributes",
+        "is_evaluated",
         "records",
         "iteration",
         "epoch",

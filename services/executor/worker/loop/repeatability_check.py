@@ -186,6 +186,8 @@ def run_first_step_twice(trainer: Trainer, *, stop: bool) -> bool:
     if trainer.step(stop=stop).stop:
         return True
     trainer.settle()
+    if trainer.is_over:  # a script has left its loop
+        return False
     first, after = _results(trainer), _hidden(trainer)
     schedules = _schedules(trainer)
     trainer.load_state(beginning)

@@ -37,6 +37,7 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
     began_s = time.monotonic()
     if run_first_step_twice(trainer, stop=channel.stop_requested):  # also the warm-up
         return None
+    first_step_s = time.monotonic() - began_s
     trainer.check_state()
     trainer.read_ahead.require_same_samples(trainer.engine.computed)
     virtual_nodes = virtual_nodes_of_continued(trainer)
@@ -45,6 +46,8 @@ def measure_speed(trainer: Trainer, channel: Channel) -> Profiled | None:
         virtual_nodes = choose_virtual_nodes(trainer, channel, assignment.most_virtual_nodes, until_s)
         began_s = time.monotonic()
     step_s = _median_step_s(trainer, channel)
+    if step_s is None and trainer.is_over and trainer.is_rank_0:
+        step_s = first_step_s  # of a job of one step, in which it is too long and so promises less
     one_virtual_node_s = _step_s_of_one_virtual_node(trainer, channel) if assignment.measures_step_times else None
     trainer.members.leave()
     if step_s is None:
@@ -122,17 +125,19 @@ def _medians(samples_s: Mapping[int, Sequence[float]]) -> dict[int, float]:
 
 
 def _mean_step_s(trainer: Trainer, count: int) -> float | None:
-    """Of some steps of the whole batch in so many virtual nodes; None after an error."""
+    """Of some steps of the whole batch in so many virtual nodes; None after an error, or if the job has no more."""
     whole = replace(trainer.members.virtual_nodes, count=count)
     try:
         trainer.begin_again(GenerationMembers(None, whole))
         trainer.step(stop=False)
         trainer.settle()
         began_s = time.monotonic()
-        for _ in range(_STEPS_A_ROUND):
+        num_steps = 0
+        while num_steps < _STEPS_A_ROUND and not trainer.is_over:
             trainer.step(stop=False)
+            num_steps += 1
         trainer.settle()
-        return (time.monotonic() - began_s) / _STEPS_A_ROUND
+        return (time.monotonic() - began_s) / num_steps if num_steps else None
     except DeviceLost:
         raise
     except Exception as error:
@@ -143,17 +148,21 @@ def _mean_step_s(trainer: Trainer, count: int) -> float | None:
 
 
 def _median_step_s(trainer: Trainer, channel: Channel) -> float | None:
-    """Rank 0's clock decides when the measurement suffices. None on other ranks, or if it was stopped before."""
+    """Rank 0's clock decides when the measurement suffices, or the job is over. None on other ranks, or if it was
+    stopped before."""
     assignment = trainer.assignment
 
     def is_enough() -> bool:
-        return len(step_times_s) >= _MIN_ITERATIONS and (
-            sum(step_times_s) >= assignment.profile_min_s or len(step_times_s) >= assignment.profile_max_iterations
+        return (trainer.is_over and len(step_times_s) > 0) or (
+            len(step_times_s) >= _MIN_ITERATIONS
+            and (
+                sum(step_times_s) >= assignment.profile_min_s or len(step_times_s) >= assignment.profile_max_iterations
+            )
         )
 
     step_times_s: list[float] = []
     stopping = False
-    while not stopping:
+    while not (stopping or trainer.is_over):
         began_s = time.monotonic()
         stopping = trainer.step(stop=channel.stop_requested or (trainer.is_rank_0 and is_enough())).stop
         step_times_s.append(time.monotonic() - began_s)

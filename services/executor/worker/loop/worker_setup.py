@@ -342,6 +342,7 @@ def set_up(
         metrics=dict(state["metrics"]),
         metric_names=state.get("metric_names"),
         is_over=function.is_over,
+        is_evaluated=state.get("is_evaluated", False),
     )
     trainer.begin_generation(assignment.plan.generation, assignment.plan.gpu_types_by_rank)
     return trainer, transfer, lost_checkpoints

@@ -116,9 +116,15 @@ def test_options_are_printed_as_a_command_that_repeats_them():
 
 def test_outside_a_job_the_loader_is_unchanged(capsys):
     model = nn.Linear(1, 1)
-    loader = elasticflow.elastic([1, 2], model, torch.optim.SGD(model.parameters()))
-    seen = [(epoch, batch, loader.iteration) for epoch in loader.epochs(2) for batch in loader]
-    assert seen == [(0, 1, 0), (0, 2, 1), (1, 1, 2), (1, 2, 3)]
+    optimizer = torch.optim.SGD(model.parameters())
+    loader = elasticflow.elastic([1, 2], model, optimizer)
+    seen = list[tuple[int, int, int]]()
+    for epoch in loader.epochs(2):
+        for batch in loader:
+            optimizer.step()
+            seen.append((epoch, batch, loader.iteration))
+        assert list(loader) == [1, 2], "an evaluation is no step"
+    assert seen == [(0, 1, 1), (0, 2, 2), (1, 1, 3), (1, 2, 4)]
     assert len(loader) == 2
     assert loader.index(2) == 1, "other attributes are the loader's"  # pyright: ignore[reportAttributeAccessIssue]
     loader.report(accuracy=0.5)
