@@ -405,9 +405,11 @@ class ElasticJob:
         )
         has_deadline = self._deadline_s is not None or self._deadline_in_s is not None
         # Here: workers import this module but submit no job.
-        from elasticflow.sdk.job_fields import mistyped_declarations, problems_of
+        from elasticflow.sdk.job_fields import mistyped_declarations, problems_of, unknown_init_methods
 
-        problems = [*mistyped_declarations(type(self), ElasticJob), *problems_of(spec, has_deadline=has_deadline)]
+        mine = type(self)
+        mistyped = dict.fromkeys((*mistyped_declarations(mine, ElasticJob), *unknown_init_methods(mine, ElasticJob)))
+        problems = [*mistyped, *problems_of(spec, has_deadline=has_deadline)]
         if spec.gang_size > 1 and self.reproducible == "fast":
             problems.append(
                 "gpus_per_replica: the fast mode does not divide a model over several GPUs: leave reproducible out, or "

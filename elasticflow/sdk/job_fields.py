@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from elasticflow.errors import InvalidJob, did_you_mean
@@ -48,6 +49,36 @@ def mistyped_declarations(of: type, base: type) -> tuple[str, ...]:
         for name, close in meant
         if close
     )
+
+
+_OF_OTHERS = "Call it in one of these, or give a method of your own another name"
+_OF_SAMPLERS = (
+    "A class has no sampler: let its data set draw the samples in set_epoch(epoch), as docs/explanation/data.md says"
+)
+
+
+def unknown_init_methods(of: type, base: type) -> tuple[str, ...]:
+    """A problem for each method init_* of the job's classes that `base` does not have and that their code does not
+    call."""
+    known = [name for name in dir(base) if name.startswith("init_")]
+    own = [
+        (name, member.__code__)
+        for each in of.__mro__[: of.__mro__.index(base)]
+        for name, member in vars(each).items()
+        if isinstance(member, FunctionType)
+    ]
+    named = set[str]().union(*(_names_in(code) for _, code in own))
+    unknown = dict.fromkeys(name for name, _ in own if name.startswith("init_") and name not in {*known, *named})
+    return tuple(
+        f"{of.__name__}.{name}: nobody calls it; a job calls {', '.join(known)}"
+        f"{did_you_mean(name, known) or '.'} {_OF_SAMPLERS if 'sampl' in name else _OF_OTHERS}"
+        for name in unknown
+    )
+
+
+def _names_in(code: CodeType) -> set[str]:
+    within = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*within)
 
 
 def metric_condition(metric: str, condition: Any) -> MetricCondition:

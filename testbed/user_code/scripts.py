@@ -135,6 +135,48 @@ class Opened(Dataset):
         return number, self.scale * point, target
 
 
+SCALE = 1.0  # which Scaled reads
+
+
+class Scaled(Numbered):
+    """Samples that follow from a global, from an attribute and from labels that a loop may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings, self.labels, self.known = {"scale": 1.0}, torch.ones(NUM_SAMPLES), dict[int, torch.Tensor]()
+
+    def __getitem__(self, index: int):
+        if index not in self.known:
+            self.known[index] = super().__getitem__(index)[1] * SCALE * self.settings["scale"]
+        return self.known[index], self.labels[index]
+
+
+def changes_data() -> None:
+    """Change what the data set reads, in its third epoch; or only evaluate over it, which fills its cache."""
+    global SCALE
+    data = Scaled()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = elasticflow.elastic(DataLoader(data, shuffle=True, num_workers=1), model, optimizer)
+    for epoch in loader.epochs(4):
+        match sys.argv[2]:
+            case "global" if epoch == 2:
+                SCALE = 3.0
+            case "held" if epoch == 2:
+                data.settings["scale"] = 3.0
+            case "labels" if epoch == 2:
+                data.labels *= -1
+            case _:
+                pass
+        for points, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(points).squeeze(-1), labels).backward()
+            optimizer.step()
+        with torch.no_grad():
+            assert sum(len(points) for points, _ in loader) == NUM_SAMPLES
+    assert len(data.known) == NUM_SAMPLES
+
+
 def sampled() -> None:
     """HOW the loader orders its samples; their indices go to the file `seen`. One worker dies as in `stateful`."""
     how = sys.argv[2]

@@ -93,6 +93,35 @@ class Points(ElasticJob):
         return []
 
 
+class WithScale(Numbered):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def __getitem__(self, index: int):
+        return index, self.points[index] * self.scale, self.targets[index]
+
+
+class ChangesData(Points):
+    """hyperparameters: changed: what it changes in iteration 3, the data set or what collate() reads."""
+
+    hyperparameters: Mapping[str, Scalar] = {**Points.hyperparameters, "changed": ""}
+    scale = 1.0
+
+    def init_dataset(self):
+        self.data = WithScale()
+        return self.data
+
+    def collate(self, samples):
+        numbers, points, targets = super().collate(samples)
+        return numbers, points * self.scale, targets
+
+    def train(self, batch, model, optimizer):
+        if self.iteration == 3 and (changed := self.hyperparameters["changed"]):
+            (self.data if changed == "dataset" else self).scale = 3.0
+        return super().train(batch, model, optimizer)
+
+
 class OneStartsLate(Points):
     """hyperparameters: first: a file; the worker that makes it takes late_s to make its model."""
 

@@ -18,6 +18,7 @@ from elasticflow.shared.messages.worker_protocol.from_worker import (
     Warned,
 )
 from testbed.worker_nodes import Lineup
+from tests.support.rings import few_daily
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -42,6 +43,14 @@ async def test_exception_of_the_user_is_reported_with_its_traceback(node, spec_o
     assert failed.error == "RuntimeError: this is the 10th iteration (in iteration 9)"
     assert "examples/broken.py" in failed.traceback
     assert failed.traceback in log
+
+
+@pytest.mark.parametrize("changed", few_daily(["dataset", "self"], 1))
+async def test_a_class_that_changes_what_its_processes_that_read_have_is_refused(node, spec_of, changed):
+    failed, _ = await failure_of(node, spec_of("ChangesData", max_iterations=100, hyperparameters={"changed": changed}))
+    assert f"train() or evaluate() changed {changed}.scale, which the processes that read the data do not see" in (
+        failed.error
+    )
 
 
 async def test_nan_loss_names_the_iteration_and_a_remedy(node, spec_of):

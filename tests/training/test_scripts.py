@@ -99,6 +99,22 @@ async def test_a_loop_that_trains_nothing_gets_all_data_and_samples_of_parts_are
     assert await train(node, job()) == two
 
 
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    few_daily([("global", "SCALE"), ("held", "dataset.settings['scale']"), ("labels", "dataset.labels")], 2),
+)
+async def test_a_loop_that_changes_what_the_data_set_reads_is_refused(node, spec_of, changed, name):
+    workers = await node.launch(script(spec_of, "changes_data", changed), job_id=node.new_job_id())
+    failed = await workers.first(Failed)
+    await workers.ended()
+    assert f"the loop changed {name}, which the processes that read the data do not see" in failed.error
+    assert not workers.all_of(Finished)
+
+
+async def test_a_loop_that_evaluates_over_a_data_set_with_a_cache_is_not_refused(node, spec_of):
+    assert (await train(node, script(spec_of, "changes_data", "nothing", until=20))).metrics["loss"] > 0.0
+
+
 async def test_a_running_loss_is_that_of_whole_batches_on_any_number_of_workers(node, spec_of):
     """It decides about a rate. What else depends on the part of a batch is named, also by a worker that is alone."""
 

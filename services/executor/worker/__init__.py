@@ -61,6 +61,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         user_code_checks.py     what user code must return and do
         values_of_parts.py      what user code takes from one part of a batch as if that were the whole
         undeclared_state.py     modules and tensors that train() changes beside the job's state
+        unseen_changes.py       what users' code changes, and the processes that read do not see
         kept_tensors.py         tensors that user code keeps from step to step, of which it is warned
         additional_state.py     objects beside the model and the optimizer that are state
         plain_state.py          attributes of a job, variables of a script, modules and callbacks that are state

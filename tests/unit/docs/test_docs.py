@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 
 import elasticflow
 from elasticflow.client.pool_endpoint import RunFile
@@ -231,6 +233,23 @@ def test_the_page_of_traces_writes_one_in_python(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     exec(program, {})  # the document's own text
     assert len(Path("jobs.csv").read_text().splitlines()) == 501
+
+
+def test_the_page_of_data_draws_with_weights_and_anew_in_each_epoch() -> None:
+    text = (ROOT / "docs/explanation/data.md").read_text().partition("### Weighted sampling")[2]
+    names: dict[str, Any] = {"torch": torch, "Dataset": Dataset}
+    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], names)
+    data, again = (names["Weighted"](list(range(10)), [0.0] * 8 + [1.0, 3.0]) for _ in range(2))
+    drawn = list[tuple[int, ...]]()
+    for epoch in range(20):
+        for each in (data, again):
+            each.set_epoch(epoch)
+        drawn.append(tuple(data[index] for index in range(10)))
+        assert drawn[-1] == tuple(again[index] for index in range(10))
+    assert len(set(drawn)) > 10
+    samples = [sample for epoch in drawn for sample in epoch]
+    assert samples.count(9) > samples.count(8) > 0
+    assert set(samples) == {8, 9}
 
 
 def test_the_page_of_messages_names_the_key_of_the_server() -> None:

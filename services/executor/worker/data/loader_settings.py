@@ -228,50 +228,11 @@ def _seed(generator: Any, seed: int) -> None:
 
 def set_epoch_of(dataset: Any) -> Callable[[int], Any] | None:
     """The method of the data set, or of the first that it wraps."""
-    methods = (getattr(holder, "set_epoch", None) for _, holder in _wrapped(dataset))
-    return next((method for method in methods if callable(method)), None)
-
-
-def _wrapped(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """The data set and those that it wraps, as Subset does, each with its path."""
-    path = ""
     for _ in range(_MOST_WRAPPERS):
-        yield path, dataset
-        dataset, path = getattr(dataset, "__dict__", {}).get("dataset"), f"{path}dataset."
-
-
-class DataSetAttributes:
-    """What a script may not change in its loop: the processes that read have the data set as it was before."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._before = self._public()
-
-    def require_unchanged(self) -> None:
-        """Raises TrainingFailed. A data set with set_epoch() is told each epoch instead, and one that opens itself when
-        it is used is no other one."""
-        if set_epoch_of(self._dataset) is not None:
-            return
-        now = self._public()
-        changed = sorted(name for name, value in self._before.items() if not _is_same(value, now.get(name)))
-        if changed:
-            raise TrainingFailed(
-                f"the loop changed {', '.join(changed)} of the data set, which the processes that read do not see: "
-                "give it a method set_epoch(epoch), which they call, and let its samples follow from that"
-            )
-
-    def _public(self) -> dict[str, Any]:
-        """The attributes with a value."""
-        return {
-            path + name: value
-            for path, holder in _wrapped(self._dataset)
-            for name, value in getattr(holder, "__dict__", {}).items()
-            if value is not None and not name.startswith("_")
-        }
-
-
-def _is_same(before: Any, now: Any) -> bool:
-    return before is now or (isinstance(before, int | float | str) and before == now)
+        if callable(method := getattr(dataset, "set_epoch", None)):
+            return method
+        dataset = getattr(dataset, "__dict__", {}).get("dataset")
+    return None
 
 
 # --- processes that read ---

@@ -30,6 +30,7 @@ from elasticflow.services.executor.worker.engine.plain_state import ModelState, 
 from elasticflow.services.executor.worker.engine.restored_state import checkpoint_store
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
+from elasticflow.services.executor.worker.engine.unseen_changes import UnseenChanges
 from elasticflow.services.executor.worker.engine.user_code_checks import (
     refuse_later_groups,
     require_known_parameters,
@@ -211,8 +212,15 @@ class JobObjects:
     additional: AdditionalState
     carried: CarriedGradients
     sharded: ShardedOptimizer | None  # None: each worker has all of the optimizer's state
+    source: Any  # of the data set: what init_dataset() has returned
     dataset: DataSet
     order: Order | StreamOrder
+
+    def unseen_changes(self) -> UnseenChanges:
+        """Of a class: what the processes that read, which begin now, will not see."""
+        known = [*self.model.modules(), self.optimizer, *self.additional.objects.values()]
+        job = None if self.source is self.function else self.function
+        return UnseenChanges(self.source, self.function.collate, known=known, job=job)
 
     def read_ahead(self, device: torch.device, cpu_throttle: CpuThrottle, *, num_processes: int) -> ReadAhead:
         if self.dataset.stream is not None:
@@ -247,7 +255,7 @@ def make_job_objects(
             PROCESS.phase = "in sharded_blocks()"
             gang.shard_model(model, function.sharded_blocks(model))
         PROCESS.phase = "in init_dataset()"
-        dataset = recognize(function.init_dataset())
+        dataset = recognize(source := function.init_dataset())
         PROCESS.phase = "in init_optimizer()"
         optimizer = require_optimizer(function.init_optimizer(model))
         refuse_later_groups(optimizer)
@@ -273,6 +281,7 @@ def make_job_objects(
         additional=additional,
         carried=CarriedGradients(model, optimizer, sees_backward=function.reproducible == "bitwise"),
         sharded=sharded,
+        source=source,
         dataset=dataset,
         order=order,
     )

@@ -223,20 +223,20 @@ def _of_sequence(kind: str, items: Any, of: Objects, depth: int) -> Plain:
     plain = list[Plain]()
     for item in sorted(items, key=repr) if kind in ("set", "frozenset") else items:
         each = NOT_PLAIN if isinstance(item, np.ndarray) else plain_of(item, of, depth - 1)
-        if each is NOT_PLAIN or not _is_whole(item, each):
+        if each is NOT_PLAIN or not is_whole(item, each):
             return NOT_PLAIN
         plain.append(each)
     return (kind, tuple(plain), items.maxlen) if kind == "deque" else (kind, tuple(plain))
 
 
-def _is_whole(value: Any, plain: Plain) -> bool:
+def is_whole(value: Any, plain: Plain) -> bool:
     """Whether another process can make it from its copy."""
     match _kind_of(plain):
         case "object" | "namespace":
             return False
         case "dict" | "OrderedDict" | "Counter" | "defaultdict":
             is_all = len(plain[1]) == len(value) and plain[2:] != ("?",)
-            return is_all and all(_is_whole(value[key], each) for key, each in plain[1])
+            return is_all and all(is_whole(value[key], each) for key, each in plain[1])
         case _:
             return True
 

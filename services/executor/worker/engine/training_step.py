@@ -42,6 +42,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
     virtual_nodes_of,
 )
 from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript, UndeclaredState
+from elasticflow.services.executor.worker.engine.unseen_changes import UnseenChanges
 from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, PartialLosses
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
 from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
@@ -154,6 +155,7 @@ class TrainingSteps(JobState):
     members: GenerationMembers
     make_engine: Callable[[GenerationMembers], StepEngine]
     read_ahead: ReadAhead
+    unseen: UnseenChanges | None  # None: a script compares them itself
     engine: StepEngine = field(init=False)
     _boundary: StepBoundary = field(init=False)
     _step_metrics: StepMetrics = field(init=False)
@@ -216,6 +218,7 @@ class TrainingSteps(JobState):
         wants_checkpoint: asked at its end. next_generation: the one to which this worker could switch.
         """
         self.stopwatch.start()
+        self._require_unchanged_data()
         batches = self._batches(next_generation)
         self._boundary.begin_step()
         self.function.iteration = self.iteration
@@ -350,6 +353,13 @@ class TrainingSteps(JobState):
         of_last_part = self.members.from_last_virtual_node(mine)
         self.additional.note_differing({name: mine[name] for name in mine if name in of_last_part}, of_last_part)
         self.additional.set_plain(of_last_part)
+
+    def _require_unchanged_data(self) -> None:
+        """Raises TrainingFailed if train() or evaluate() has changed what the processes that read have."""
+        if self.unseen is None:
+            return
+        begins_epoch = self.iteration == self.dataset.first_iteration(self.iteration, self.spec.global_batch_size)
+        self.unseen.require_none(whole=begins_epoch or self.iteration + 1 == self.spec.max_iterations)
 
     def _batches(self, next_generation: RendezvousSpecification | None) -> list[Any]:
         """One for each micro-batch computed here; reading the next step's continues in the background."""

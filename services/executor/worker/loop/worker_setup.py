@@ -253,6 +253,7 @@ def set_up(
         assignment.plan.micro_batch_size,
         assignment.plan.virtual_nodes_by_rank,
     )
+    unseen = None if isinstance(function, ElasticScript) else objects.unseen_changes()
     read_ahead = objects.read_ahead(device, cpu_throttle, num_processes=function.data_workers)
     if gang is None and needs_kernel_trial(objects, device):
         operation = operation_without_repeatable_kernel(objects, virtual_nodes, device, spec.seed)
@@ -343,6 +344,7 @@ def set_up(
         stateful=stateful,
         dataset=dataset,
         read_ahead=read_ahead,
+        unseen=unseen,
         device=device,
         cpu_throttle=cpu_throttle,
         telemetry=telemetry,

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from elasticflow.services.executor.worker.data.dataset import DataSet, recognize
-from elasticflow.services.executor.worker.data.loader_settings import DataSetAttributes, LoaderSettings, settings_of
+from elasticflow.services.executor.worker.data.loader_settings import LoaderSettings, settings_of
 from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS, first_root
@@ -37,6 +37,7 @@ from elasticflow.services.executor.worker.engine.plain_state import (
     namespaces_of_frames,
 )
 from elasticflow.services.executor.worker.engine.plain_values import Attributes
+from elasticflow.services.executor.worker.engine.unseen_changes import UnseenChanges
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.device import choose_repeatable_kernels, prepare_thread
@@ -95,10 +96,12 @@ class Batches(_Job):
             yield from self._script.evaluation_batches()
             return
         is_empty = True
+        self._script.require_unchanged_data(whole=True)
         while self._script.wait_for_batch():
             is_empty = False
             yield self._script.take_batch()
             if self._script.epoch_is_over:
+                self._script.require_unchanged_data(whole=True)
                 return
         if is_empty:
             self._script.count_empty_loop()
@@ -135,9 +138,11 @@ class Steps(_Job):
 
     def __iter__(self) -> Iterator["Parts"]:
         """The rest of the present epoch."""
+        self._script.require_unchanged_data(whole=True)
         while self._script.wait_for_batch():
             yield Parts(self._script)
             if self._script.epoch_is_over:
+                self._script.require_unchanged_data(whole=True)
                 return
 
     @property
@@ -243,7 +248,8 @@ class ElasticScript:
         self._settings: LoaderSettings | None = None
         self._epochs: Epochs | None = None
         self._schedules: list[ScheduleCheck] = []
-        self._attributes: DataSetAttributes | None = None
+        self._unseen: UnseenChanges | None = None
+        self._has_begun = False  # its loop
         self._module = module_of(spec)
         environment = {**SINGLE_PROCESS_ENVIRONMENT, SCRIPT_PROCESS_VARIABLE: str(os.getpid())}
         main_module = {_HOOK: self, "enumerate": enumerate_steps}
@@ -402,20 +408,27 @@ class ElasticScript:
                 self._schedules.append(check := ScheduleCheck(each, self.length))
                 step_only_if(partial(self._may_step, check), each)
         self._watch(optimizer)
+        reading = (loader.collate_fn, loader.worker_init_fn, loader.sampler, getattr(loader.sampler, "set_epoch", None))
+        self._unseen = UnseenChanges(loader.dataset, *reading, known=[*model.modules(), *self._made, *further])
         self._thread.pause(_READY)
         return Steps(self, loader) if self.is_looped_by_library else Batches(self, loader)
 
     def wait_for_batch(self) -> bool:
         """Whether another batch follows."""
-        if self._attributes is None:
-            self._attributes = DataSetAttributes(self.init_dataset().dataset)
+        if not self._has_begun:
+            self._has_begun = True
             self._check_schedules()
-        self._attributes.require_unchanged()
+        self.require_unchanged_data(whole=self.position == self.length.max_iterations)
         self._pass.close()
         if not self._due and not self.has_ended:
             self.on_pass_end()
             self._thread.pause(_NEXT)
         return bool(self._due)
+
+    def require_unchanged_data(self, *, whole: bool) -> None:
+        """Raises TrainingFailed if the loop has changed what the processes that read have as it was before."""
+        assert self._unseen is not None, "the script has called elastic()"
+        self._unseen.require_none(whole=whole)
 
     def end_loop(self) -> None:
         """The loop ends by itself: what follows runs once, in one process, after the last step."""

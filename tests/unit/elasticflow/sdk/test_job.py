@@ -334,3 +334,30 @@ def test_a_declaration_with_a_typing_error_is_refused():
         "Mistyped.on_steps: a job has no such declaration; did you mean on_step? Give an attribute of your own another "
         "name",
     )
+
+
+class WithOwnInitMethods(Small):
+    def init_model(self):
+        return self.init_weights(super().init_model())
+
+    def init_weights(self, model):
+        return model
+
+    def init_sampler(self): ...
+
+    def init_optim(self, model): ...
+
+    def init_schedules(self): ...
+
+
+def test_a_method_init_that_nobody_calls_is_refused_unless_the_class_calls_it_itself():
+    with pytest.raises(InvalidJob) as error:
+        WithOwnInitMethods().set_deadline(within="2m").spec()
+    known = "nobody calls it; a job calls init_dataset, init_model, init_optimizer"
+    another = "Call it in one of these, or give a method of your own another name"
+    assert error.value.problems == (
+        f"WithOwnInitMethods.init_sampler: {known}; did you mean init_model or init_optimizer? A class has no sampler: "
+        "let its data set draw the samples in set_epoch(epoch), as docs/explanation/data.md says",
+        f"WithOwnInitMethods.init_optim: {known}; did you mean init_optimizer or init_model? {another}",
+        f"WithOwnInitMethods.init_schedules: {known}. {another}",
+    )

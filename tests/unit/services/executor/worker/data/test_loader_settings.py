@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
     get_worker_info,
@@ -27,7 +25,6 @@ from torch.utils.data import (
 
 from elasticflow.services.executor.worker.data.dataset import recognize, sample_order
 from elasticflow.services.executor.worker.data.loader_settings import (
-    DataSetAttributes,
     SamplerDraws,
     keep_worker_info,
     settings_of,
@@ -290,40 +287,6 @@ def test_a_batch_larger_than_what_the_sampler_yields_is_refused():
 def test_a_class_cannot_return_a_loader():
     with pytest.raises(TrainingFailed, match="returned a DataLoader, whose batches, sampler and settings"):
         recognize(DataLoader(DATA))
-
-
-class Growing(Dataset[int]):
-    def __init__(self) -> None:
-        self.size = 60
-        self.file: object | None = None
-        self._count = 0
-
-    def __len__(self) -> int:
-        return 60
-
-
-class Staged(Growing):
-    def set_epoch(self, epoch: int) -> None:
-        self.size = epoch
-
-
-def test_a_data_set_that_the_loop_changes_is_refused():
-    """Its readers have a copy from before."""
-    data = Growing()
-    attributes = DataSetAttributes(Subset(data, range(10)))
-    data.size = int("60")
-    data.file, data._count = object(), 1
-    attributes.require_unchanged()
-    data.size = 32
-    with pytest.raises(TrainingFailed, match=r"the loop changed dataset\.size of the data set"):
-        attributes.require_unchanged()
-
-
-def test_a_data_set_with_set_epoch_may_change():
-    data = Staged()
-    attributes = DataSetAttributes(Subset(data, range(10)))
-    data.set_epoch(3)
-    attributes.require_unchanged()
 
 
 # --- processes that read ---
