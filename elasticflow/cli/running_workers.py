@@ -22,8 +22,7 @@ from elasticflow.cli.exit_codes import NEGATIVE
 from elasticflow.cli.option_table import takes_tables
 from elasticflow.cli.terminal_output import note, print_json, say_line
 from elasticflow.client.client import Client
-from elasticflow.client.running_workers import FoundWorkers, RunningWorkers
-from elasticflow.errors import NotThere
+from elasticflow.client.running_workers import FoundWorkers, RunningWorkers, no_worker
 from elasticflow.history.formatting import ended_in_words
 from elasticflow.shared.messages.reach import PART_BYTES, BeginCommand, CommandEnded, FoundWorker, TerminalSize
 from elasticflow.shared.runtime.process.clock import fresh_id
@@ -36,11 +35,11 @@ async def _live(client: Client, job_id: str) -> RunningWorkers:
     """Raises UnknownJob, NotThere."""
     job = await client.job(job_id)
     if job.tenant != client.tenant:
-        raise NotThere("no_worker", f"{job_id}: {owner_in_words('job', job.tenant)}")
+        raise no_worker(f"{job_id}: {owner_in_words('job', job.tenant)}")
     if not job.live:
-        raise NotThere("no_worker", f"{job_id} {ended_in_words(job)}; `eflow logs {job_id}` shows what it has written")
+        raise no_worker(f"{job_id} {ended_in_words(job)}; `eflow logs {job_id}` shows what it has written")
     if not job.nodes:
-        raise NotThere("no_worker", f"{job_id} has no GPU now; `eflow explain {job_id}` says why")
+        raise no_worker(f"{job_id} has no GPU now; `eflow explain {job_id}` says why")
     return client.running_workers(job)
 
 
@@ -81,7 +80,7 @@ def stack(
 
     found = run(ask, where)
     if not found.workers:
-        raise NotThere("no_worker", _why_none(job_id, rank, found))
+        raise no_worker(_why_none(job_id, rank, found))
     if as_json:
         print_json(found.workers)
     else:
@@ -126,7 +125,7 @@ def exec_(
         workers = await _live(client, job_id)
         found = await workers.find(rank)
         if not found.workers:
-            raise NotThere("no_worker", _why_none(job_id, rank, found))
+            raise no_worker(_why_none(job_id, rank, found))
         worker = found.workers[-1]
         order = BeginCommand(
             session=fresh_id(),

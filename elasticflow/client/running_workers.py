@@ -40,6 +40,10 @@ _ASK_AGAIN_S = 1.0  # a node listens to a tenant some time after its first worke
 _WORKERS_TIMEOUT_S, _STACKS_TIMEOUT_S = 6.0, 15.0
 
 
+def no_worker(why: str) -> NotThere:
+    return NotThere("no_worker", why)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundWorkers:
     """workers: by generation and rank. silent: nodes that have not answered. preparing: nodes on which one starts.
@@ -123,7 +127,7 @@ class RunningWorkers:
             await self._send(worker.node_id, order)
             began = await _next(answers, worker.node_id)
             if isinstance(began, CommandRefused):
-                raise NotThere("no_worker", f"not run: {began.problem}")
+                raise no_worker(f"not run: {began.problem}")
             if not isinstance(began, CommandBegan):
                 raise CommandLost(worker.node_id, f"it answers with {type(began).__name__}")
             running = _RunningCommand(order.session, answers, show, lambda said: self._send(worker.node_id, said))
