@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from random import Random  # noqa: TID251 - as of a user
 
 import torch
 from torch import nn
@@ -461,6 +462,33 @@ def some_epochs() -> None:
         for _, points, targets in job.loader:
             job.optimizer.zero_grad()
             nn.functional.mse_loss(job.model(points), targets).backward()
+            job.optimizer.step()
+
+
+def begins_later() -> None:
+    """Depend from some epoch on on what is no state: a generator, or the last loss of each sample. Or let the loss be a
+    weighted mean from then on, or a sum that is divided by the batch."""
+    what = sys.argv[2]
+    job, rng, last_losses = Short(), Random(0), torch.ones(NUM_SAMPLES)
+    weighted = nn.CrossEntropyLoss()
+    for epoch in job.loader.epochs(5):
+        if what == "weights" and epoch == 3:
+            weighted.weight = torch.tensor([1.0, 5.0])
+        for indices, points, targets in job.loader:
+            if what == "generator" and epoch >= 3:
+                points = points + rng.gauss(0, 1)
+            losses = (job.model(points) - targets).square().mean(1)
+            loss = losses.mean()
+            if what == "samples":
+                loss = (losses * last_losses[indices]).mean() if epoch >= 1 else loss
+                last_losses[indices] = losses.detach()
+            elif what == "weights":
+                logits = torch.cat([job.model(points), -job.model(points)], 1)
+                loss = weighted(logits, (targets[:, 0] > 0).long())
+            elif what == "sum":
+                loss = losses.sum() / 16
+            job.optimizer.zero_grad()
+            loss.backward()
             job.optimizer.step()
 
 

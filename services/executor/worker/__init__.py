@@ -59,6 +59,7 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         job_state.py            the model, data and optimizer; what a checkpoint or a state transfer carries
         training_function.py    the import of the user's class, and what its errors mean
         user_code_checks.py     what user code must return and do
+        check_points.py         the steps in which checks of the first ones run again
         values_of_parts.py      what user code takes from one part of a batch as if that were the whole
         undeclared_state.py     modules and tensors that train() changes beside the job's state
         unseen_changes.py       what users' code changes, and the processes that read do not see

@@ -1,7 +1,8 @@
-"""Tensors that user code makes while it trains, and keeps from step to step: the best weights, a list of losses.
+"""Tensors that user code makes or changes while it trains, and keeps from step to step: the best weights, a list of
+losses, a loss for each sample.
 
 They are no state of the job (`PlainState`), and no process has them that joins or starts anew. Those that were there
-before the first step are made again by the code that made them.
+before the first step are made again by the code that made them, but without what steps have written there.
 """
 
 import dis
@@ -40,6 +41,8 @@ class KeptTensors:
         self._job, self._declared, self._known, self._held = job, declared, known, held
         self._first: dict[int, weakref.ref[torch.Tensor]] | None = None
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._versions: dict[int, int] = {}  # torch's counts of changes in place, by id
+        self._last_look = -1  # its iteration
         self._told = set[str]()
 
     def newly_kept(self, iteration: int) -> list[str]:
@@ -51,10 +54,17 @@ class KeptTensors:
         tensors = [(name, each) for name, each in items if is_tensor(each)]
         there = [(name, each) for name, each in tensors if each.untyped_storage()._cdata not in declared]
         references = {id(each): weakref.ref(each) for _, each in there}
+        follows, self._last_look = iteration == self._last_look + 1, iteration
+        before, self._versions = self._versions, {id(each): each._version for _, each in there}
         if self._first is None:
-            self._first = references
+            self._first = self._seen = references
             return []
-        kept = [name for name, each in there if _has(self._seen, each) and not _has(self._first, each)]
+        kept = [
+            name
+            for name, each in there
+            if _has(self._seen, each)
+            and (not _has(self._first, each) or (follows and before.get(id(each)) != each._version))
+        ]
         self._seen = references
         found = dict.fromkeys(match[0] for name in kept if (match := _NAME.match(name)) is not None)
         names = [name for name in found if name not in self._told and self._is_missed(name)]

@@ -9,8 +9,8 @@ from elasticflow.shared.messages import codec, reach, subjects
 from elasticflow.shared.messages.events import WorkerEntered
 from elasticflow.shared.messages.reach import AllFound, BeginCommand, CommandRefused, FindWorkers, FromExecutor
 from elasticflow.shared.runtime.bus.contract import Subscription
-from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.shared.runtime.process.clock import SystemClock
+from elasticflow.simulator.pipeline.memory_bus import MemoryBus
 from elasticflow.simulator.pipeline.simulated_process import SilentLog
 
 POOL, NODE = "pool", "node-1"

@@ -29,3 +29,17 @@ def test_tensors_that_stay_from_step_to_step_are_named_once() -> None:
         if iteration > EVERY:
             job.losses.append(torch.ones(1))
     assert told == {EVERY + 1: ["self.best"], 2 * EVERY + 1: ["self.losses"]}
+
+
+def test_tensors_that_were_there_are_named_once_when_a_step_has_changed_them_in_place() -> None:
+    job = Job()
+    job.last_losses, job.unchanged = torch.zeros(4), torch.zeros(4)  # type: ignore[attr-defined]
+    kept = KeptTensors(job, set)
+    told = dict[int, list[str]]()
+    for iteration in range(3 * EVERY):
+        if names := kept.newly_kept(iteration):
+            told[iteration] = names
+        job.last_losses[iteration % 4] = iteration  # type: ignore[attr-defined]
+        if iteration > EVERY:
+            job.weights += 1.0
+    assert told == {1: ["self.last_losses"], 2 * EVERY + 1: ["self.weights"]}

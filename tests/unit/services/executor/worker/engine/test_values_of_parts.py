@@ -12,6 +12,7 @@ from elasticflow.services.executor.worker.engine.values_of_parts import (
     DependentValues,
     FoundLosses,
     PartialLosses,
+    sum_of_part,
 )
 
 FOUR_OF_EIGHT = VirtualNodes(count=4, global_batch_size=32)
@@ -154,9 +155,12 @@ def test_a_loss_within_vmap_is_not_looked_into():
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: functional.cross_entropy(POINTS, LABELS, reduction="sum"), "cross_entropy()"),
-        (lambda: nn.BCEWithLogitsLoss(reduction="sum")(POINTS, POINTS.sigmoid()), "binary_cross_entropy_with_logits()"),
-        (lambda: nn.MSELoss(reduction="sum")(POINTS, POINTS + 1), "mse_loss()"),
+        (lambda: functional.cross_entropy(POINTS, LABELS, reduction="sum"), "cross_entropy() with reduction='sum'"),
+        (
+            lambda: nn.BCEWithLogitsLoss(reduction="sum")(POINTS, POINTS.sigmoid()),
+            "binary_cross_entropy_with_logits() with reduction='sum'",
+        ),
+        (lambda: nn.MSELoss(reduction="sum")(POINTS, POINTS + 1), "mse_loss() with reduction='sum'"),
         (lambda: nn.MSELoss()(POINTS, POINTS + 1), None),
         (lambda: functional.cross_entropy(POINTS, LABELS, reduction="none"), None),
     ],
@@ -185,3 +189,79 @@ def test_a_value_that_differs_between_passes_before_the_last_one_depends_on_the_
         for number in range(1, len(values) + 1):
             passes.pass_ended(is_last=number == len(values))
     assert noted == [({"seen": one}, {"seen": other}) for one, other in differing] * 3
+
+
+def test_what_begins_later_is_found_in_a_step_that_is_watched_again_and_told_once():
+    losses, loss = PartialLosses(FOUR_OF_EIGHT), nn.CrossEntropyLoss()
+    found = list[tuple[int, tuple[str, ...]]]()
+    for step in range(20):
+        if step == 5:
+            loss.weight = WEIGHT
+        if step in (8, 16):
+            losses.watch_again()
+        with losses.watched():
+            loss(POINTS, LABELS)
+        if names := losses.step_ended().divided:
+            found.append((step, names))
+    assert found == [(8, ("cross_entropy() with weight",))]
+
+
+def test_counts_and_values_that_begin_later_are_found_in_steps_that_are_watched_again():
+    now = {"seen": 0}
+    counts = CountsOfParts(FOUR_OF_EIGHT, lambda: dict(now))
+    noted = list[int]()
+    passes = DependentValues(lambda: {"value": number if step > 5 else 0}, lambda *_: noted.append(step))
+    told = list[tuple[int, str]]()
+    for step in range(20):
+        if step in (8, 16):
+            counts.watch_again()
+            passes.watch_again()
+        now["seen"] += 8 if step > 5 else 0
+        told += [(step, name) for name in counts.step_ended()]
+        for number in range(3):
+            passes.pass_ended(is_last=number == 2)
+    assert told == [(10, "seen")]
+    assert noted == [8, 16]
+
+
+PREDICTED = torch.randn(8, 3, requires_grad=True)
+SQUARES, OF_SAMPLES = PREDICTED.square(), functional.cross_entropy(PREDICTED, torch.arange(8) % 3, reduction="none")
+MASK = torch.arange(8) < 6
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (SQUARES.sum() / 32, "sum() divided by 32"),
+        (-(SQUARES.sum(1).sum() / 32), "sum() divided by 32"),
+        (SQUARES.sum() * (1 / 32), "sum() divided by 32"),
+        (SQUARES.sum() / 4 / 8, "sum() divided by 32"),
+        (OF_SAMPLES.sum() / 32, "sum() divided by 32"),
+        (OF_SAMPLES.sum(), "sum()"),
+        (SQUARES.sum(), "sum()"),
+        (SQUARES.mean(), ""),
+        (SQUARES.sum() / len(SQUARES), ""),
+        (SQUARES.sum() / SQUARES.numel(), ""),
+        (SQUARES.sum(1).mean(), ""),
+        (SQUARES.mean(1).sum() / 8, ""),
+        ((OF_SAMPLES * MASK).sum() / MASK.sum(), ""),
+        (SQUARES.mean(0).sum(), ""),
+        (torch.stack([SQUARES.mean(), OF_SAMPLES.mean()]).sum(), ""),
+        (functional.cross_entropy(PREDICTED, torch.arange(8) % 3), ""),
+        (OF_SAMPLES.mean() + 0.1 * PREDICTED.square().sum(), ""),
+        (PREDICTED.new_ones(4, 8, requires_grad=True).square().sum() / 32, ""),
+    ],
+)
+def test_a_sum_by_hand_is_found_by_its_graph_if_it_is_divided_by_the_batch_or_by_nothing(loss, name):
+    assert sum_of_part(loss, FOUR_OF_EIGHT) == name
+
+
+def test_a_sum_by_hand_is_found_if_all_backward_passes_have_it():
+    """A divisor that comes from the data may be the batch by chance."""
+    for divisors, expected in (((32, 32, 32), ("sum() divided by 32",)), ((32, 31, 32), ())):
+        losses, summed = watching(), tuple[str, ...]()
+        for divisor in divisors:
+            with losses.watched():
+                (PREDICTED.square().sum() / divisor).backward()
+            summed += losses.step_ended().summed
+        assert summed == expected
