@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from elasticflow.services.executor.worker.data.dataset import require_same_samples
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
@@ -25,6 +24,7 @@ from elasticflow.services.executor.worker.engine.gradient_digest import StepDige
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.engine.kept_tensors import KeptTensors
 from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
+from elasticflow.services.executor.worker.engine.model_structure import ModelStructure
 from elasticflow.services.executor.worker.engine.plain_state import held_objects
 from elasticflow.services.executor.worker.engine.plain_values import MOST_BYTES, MOST_ITEMS
 from elasticflow.services.executor.worker.engine.step_agreement import (
@@ -55,68 +55,6 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.shared.errors import names_in_short
-
-# --- model structure -----------------------------------------------------------------------------------
-# The parameters and buffers of a job's model: those that train() adds, replaces or removes would be missing
-# elsewhere.
-#
-# Workers that join, and checkpoints, have what init_model() has made. train() is called once for each part of a
-# batch, so it would also add a layer once for each.
-
-
-class ModelStructure:
-    """The structure of one job's model in one process. A step costs a comparison of two numbers, unless it changes some
-    module."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._names = _names_in(model)
-        self._registrations = _registrations()
-        self._num_seen = self._registrations.count
-
-    def require_unchanged(self, iteration: int) -> None:
-        """Check the model's structure at the end of a step. Raises TrainingFailed."""
-        if self._registrations.count == self._num_seen:
-            return
-        self._num_seen = self._registrations.count
-        names = _names_in(self._model)
-        added, removed = sorted(names - self._names), sorted(self._names - names)
-        if added or removed:
-            did, name = ("added", added[0]) if added else ("removed", removed[0])
-            raise TrainingFailed(
-                f"train() {did} {name} of the model in iteration {iteration}. Workers that join and checkpoints have "
-                "the model of init_model(), and a worker calls train() once for each part of a batch: let init_model() "
-                "make all of it, and use a part of it when self.iteration says so (requires_grad_(False) freezes it "
-                "until then)"
-            )
-
-
-class _Registrations:
-    """The registrations of parameters, buffers and modules in any module of this process."""
-
-    count = 0
-
-    def note(self, *_: Any) -> None:
-        self.count += 1
-
-
-@cache
-def _registrations() -> _Registrations:
-    """One for all jobs of a process, which would otherwise keep the model of each."""
-    registrations = _Registrations()
-    for register in (
-        torch_module.register_module_parameter_registration_hook,
-        torch_module.register_module_buffer_registration_hook,
-        torch_module.register_module_module_registration_hook,
-    ):
-        register(registrations.note)
-    return registrations
-
-
-def _names_in(model: nn.Module) -> frozenset[str]:
-    parameters = {f"the parameter {name}" for name, _ in model.named_parameters(remove_duplicate=False)}
-    return frozenset(parameters | {f"the buffer {name}" for name, _ in model.named_buffers(remove_duplicate=False)})
-
 
 # --- step engine ---------------------------------------------------------------------------------------
 # What a trainer needs of the two ways in which this worker's calls of train() become one step of the whole job.
@@ -222,6 +160,8 @@ class TrainingSteps(JobState):
         if not self._is_script:  # which sets the modes of its modules, as outside of a job
             self.model.train()
         self._undeclared.begin_step(self.iteration)
+        if self.additional.changed is not None:
+            self.additional.changed.begin_step(self.iteration)
         if (kept := self._kept_tensors.newly_kept(self.iteration)) and self.is_rank_0:
             self.telemetry.warn(
                 f"{names_in_short(kept, most=3)}: the code keeps tensors there that it has made while it trains. A "
@@ -232,6 +172,8 @@ class TrainingSteps(JobState):
         returned = self._compute([partial(self._train, batch) for batch in batches])
         self._structure.require_unchanged(self.iteration)
         self._undeclared.require_unchanged(self.iteration)
+        if self.additional.changed is not None:
+            self.additional.changed.require_carried()
         compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()
