@@ -134,7 +134,7 @@ def _is_alike(made: Any, now: Any) -> bool:
 
 def are_alike(one: nn.Module, other: nn.Module) -> bool:
     """Whether they have no tensors, and compute the same."""
-    if type(one) is not type(other) or any(_tensors_of(each) for each in (one, other)):
+    if type(one) is not type(other) or any(has_tensors(each) for each in (one, other)):
         return False
     if one._modules.keys() != other._modules.keys() or not _same_attributes(one, other):
         return False
@@ -142,7 +142,7 @@ def are_alike(one: nn.Module, other: nn.Module) -> bool:
     return all(_is_alike(each, of_other) for each, of_other in pairs)
 
 
-def _tensors_of(module: nn.Module) -> bool:
+def has_tensors(module: nn.Module) -> bool:
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
 
 

@@ -20,6 +20,7 @@ from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot
+from elasticflow.services.executor.worker.engine.changed_bindings import ChangedBindings
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.engine.kept_tensors import KeptTensors
@@ -102,6 +103,7 @@ class TrainingSteps(JobState):
     _partial_losses: PartialLosses = field(init=False)
     _dependent_values: DependentValues = field(init=False)
     _structure: ModelStructure = field(init=False)
+    _bindings: ChangedBindings = field(init=False)
     _is_script: bool = field(init=False)
     _memory: MemoryGrowth = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
@@ -117,6 +119,7 @@ class TrainingSteps(JobState):
         self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function, held)
         self._kept_tensors = KeptTensors(self.function, self._undeclared.declared_storages, known, held)
         self._structure = ModelStructure(self.model)
+        self._bindings = ChangedBindings(self.function)
         self._is_script = isinstance(self.function, RunsScript)
         self._counts_of_parts = CountsOfParts(self.members.virtual_nodes, self.additional.plain)
         self._partial_losses = PartialLosses(self.members.virtual_nodes)
@@ -162,6 +165,7 @@ class TrainingSteps(JobState):
         self._undeclared.begin_step(self.iteration)
         if self.additional.changed is not None:
             self.additional.changed.begin_step(self.iteration)
+        self._bindings.begin_step(self.iteration)
         if (kept := self._kept_tensors.newly_kept(self.iteration)) and self.is_rank_0:
             self.telemetry.warn(
                 f"{names_in_short(kept, most=3)}: the code keeps tensors there that it has made while it trains. A "
@@ -174,6 +178,13 @@ class TrainingSteps(JobState):
         self._undeclared.require_unchanged(self.iteration)
         if self.additional.changed is not None:
             self.additional.changed.require_carried()
+        if (rebound := self._bindings.step_ended(self.iteration)) and self.is_rank_0:
+            self.telemetry.warn(
+                f"{names_in_short(rebound, most=3)}: the code has bound that to another module while it trains. A "
+                "worker that joins, or starts again, has the one from before, unless the code makes it again. Make all "
+                "modules before the loop, let stateful() return them (a script: pass them to elasticflow.elastic()), "
+                "and choose by a number in a variable or an attribute"
+            )
         compute_s = self.stopwatch.seconds() if self.members.group else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()
