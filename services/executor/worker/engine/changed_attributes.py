@@ -13,8 +13,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass
-from functools import cache, wraps
-from types import FrameType, FunctionType, MethodType
+from functools import cache, partial, wraps
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -33,7 +33,7 @@ Reachable: TypeAlias = Callable[[], Iterable[tuple[str, nn.Module]]]
 
 _ABSENT = object()
 _OF_MODULES = frozenset(vars(nn.Module()))  # modes are flags of the model, the others are its structure
-_FUNCTIONS = (FunctionType, MethodType)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 
 
 @dataclass(slots=True)

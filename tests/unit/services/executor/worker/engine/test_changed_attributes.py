@@ -122,7 +122,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
     ("change", "what"),
     [
         (lambda made: setattr(made.model[1], "forward", double), r"gave model\.1\.forward another function in iter"),
-        (lambda made: setattr(made.model[2], "forward", double), r"gave model\.2\.forward another function"),
+        (lambda made: setattr(made.model[2], "forward", torch.abs), r"gave model\.2\.forward another function"),
         (lambda made: setattr(made.job.crit, "weight", torch.ones(2)), r"gave self\.crit\.weight another tensor"),
         (lambda made: setattr(made.job.crit, "mask", torch.ones(2)), r"gave self\.crit\.mask another tensor"),
         (lambda made: setattr(made.job.crit, "inner", nn.L1Loss()), r"gave self\.crit\.inner another module \(L1Loss"),
