@@ -185,8 +185,8 @@ class KnowsChanges(Protocol):
 
 
 def _not_carried(each: _Attribute) -> str:
-    """What its value is, if no other process could have it; "" if it can, or if it is as before. An object of a library,
-    such as a logger, is not known to matter."""
+    """What its value is, if no other process could have it; "" if it can, or if it is as before. An object of a
+    library, such as a logger, is not known to matter."""
     value = each.value
     if value is each.before or plain_of(value) is not NOT_PLAIN:
         return ""

@@ -6,7 +6,7 @@ variables a script may still read before it binds them anew, where it waits for 
 as they are.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -85,12 +85,14 @@ class ChangedBindings:
         """Those that were bound in an earlier step, but not by the first one."""
         now, last = self._attributes_now(), self._last
         self._last = now
+        began = self._first_iteration or 0
         for name, value in now.items():
             if not _is_alike(last.get(name), value):
                 self._changed_in[name] = iteration
-            elif (self._first_iteration or 0) < self._changed_in.get(name, 0) < iteration and name in self._first:
-                if not _is_alike(self._first[name], value):
-                    yield _Rebound(name, self._first[name], value)
+                continue
+            has_stayed = began < self._changed_in.get(name, 0) < iteration
+            if has_stayed and name in self._first and not _is_alike(self._first[name], value):
+                yield _Rebound(name, self._first[name], value)
 
     # --- as it is now ---
 

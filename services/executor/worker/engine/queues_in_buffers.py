@@ -28,10 +28,10 @@ def require_no_queue(
     """values: that the parts have given the buffer, each with so many samples. Raises TrainingFailed."""
     if is_queue(before, values, num_samples):
         raise TrainingFailed(
-            f"each part of a batch writes its own samples to the same places of {name} of {type(module).__name__}, and "
-            f"a buffer becomes the mean of its parts: of {sum(num_samples)} samples, {num_samples[0]} means would stay. "
-            "Let each part write those of the whole batch: keys = elasticflow.gather(keys), and move the pointer by "
-            "len(keys) (a script: write a class)"
+            f"each part of a batch writes its own samples to the same places of {name} of {type(module).__name__}, "
+            f"and a buffer becomes the mean of its parts: of {sum(num_samples)} samples, {num_samples[0]} means would "
+            "stay. Let each part write those of the whole batch: keys = elasticflow.gather(keys), and move the pointer "
+            "by len(keys) (a script: write a class)"
         )
 
 

@@ -45,7 +45,7 @@ from elasticflow.services.executor.worker.engine.training_function import (
 from elasticflow.services.executor.worker.engine.undeclared_state import RunsScript, UndeclaredState
 from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, PartialLosses
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
-from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
+from elasticflow.services.executor.worker.interface import TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     DeviceNumbers,

@@ -1,4 +1,4 @@
-"""A variable or attribute that is bound to another module or function once is refused; one bound anew each time is not."""
+"""A variable that is bound to another module or function once is refused; one that is bound anew each time is not."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
