@@ -619,7 +619,7 @@ _TRAINING = (
     ),
     Mutation(
         name="a layer that train() adds passes",
-        file="services/executor/worker/engine/training_step.py",
+        file="services/executor/worker/engine/model_structure.py",
         old="        if added or removed:\n",
         new="        if removed:\n",
         tests=(f"{_ENGINE}/test_model_structure.py",),

@@ -283,6 +283,77 @@ def raises() -> None:
         raise RuntimeError("no more of this")
 
 
+def steps_a_new_optimizer() -> None:
+    job = Short()
+    optimizer: torch.optim.Optimizer = job.optimizer
+    for loss in job.losses():
+        optimizer.zero_grad()
+        loss.backward()
+        if job.loader.iteration == 2:
+            optimizer = torch.optim.SGD(job.model.parameters(), lr=0.01)
+        optimizer.step()
+
+
+def steps_two_optimizers() -> None:
+    """As a GAN does. PASSED: both to elastic(), or one."""
+    first, second = nn.Linear(4, 1), nn.Linear(4, 1)
+    one, other = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (first, second))
+    both = nn.ModuleList([first, second])
+    further = [other] if sys.argv[2] == "passed" else []
+    loader = elasticflow.elastic(DataLoader(Points().init_dataset(), shuffle=True), both, one, *further)
+    for _ in loader.epochs(10**6):
+        for _, points, _ in loader:
+            for part, optimizer in ((second, other), (first, one)):
+                part(points).mean().backward()
+                optimizer.step()
+
+
+def resets_a_layer() -> None:
+    """WHERE: at the top of an epoch, or at its end."""
+    model = Branching()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = elasticflow.elastic(DataLoader(Noisy(), shuffle=True), model, optimizer)
+    for epoch in loader.epochs(1000):
+        if sys.argv[2] == "top" and epoch == 1:
+            model.extra.reset_parameters()
+        for _, points, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(points), targets).backward()
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
+            optimizer.step()
+        if sys.argv[2] == "end" and epoch == 1:
+            model.extra.reset_parameters()
+
+
+def changes_modules() -> None:
+    """WHAT it changes, once, in a step or at the top of an epoch: attributes of modules of torch, or the modules."""
+    what, model, crit = sys.argv[2], Branching(), nn.HuberLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = elasticflow.elastic(DataLoader(Noisy(), shuffle=True), model, optimizer)
+    for epoch in loader.epochs(1000):
+        if what == "attributes" and epoch == 1:
+            crit.delta = 0.5
+        for _, points, targets in loader:
+            is_due = loader.iteration == 2
+            if what == "attributes" and is_due:
+                crit.delta = 0.1
+                model.body[3].p = 0.6
+            if what == "loss" and is_due:
+                crit = nn.HuberLoss(delta=0.1)
+            if what == "layer" and is_due:
+                model.body[2] = nn.Sigmoid()
+            if what == "hook" and is_due:
+                model.body.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+            if what == "method" and is_due:
+                model.body[2].forward = torch.relu
+            optimizer.zero_grad()
+            crit(model(points), targets).backward()
+            if Path("slow_down").exists():
+                time.sleep(SLOW_DOWN_S * loader.iteration**2)
+            optimizer.step()
+
+
 def accumulates() -> None:
     job = Short()
     for number, loss in enumerate(job.losses()):

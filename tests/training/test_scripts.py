@@ -210,6 +210,18 @@ async def test_a_loss_that_is_no_mean_of_the_batch_is_named_also_if_it_begins_la
     assert [warned.warning.startswith(warning) for warned in workers.all_of(Warned)] == [True]
 
 
+@pytest.mark.parametrize(("name", "how"), few_daily([("changes_modules", "attributes"), ("resets_a_layer", "end")], 1))
+async def test_what_a_script_changes_once_reaches_all_that_join_or_start_again(node, spec_of, name, how):
+    """Attributes of a loss and of a layer of torch; weights at the end of an epoch."""
+
+    def job():
+        return script(spec_of, name, how, global_batch_size=21)
+
+    alone = await train(node, job())
+    assert alone == await train(node, job(), num_workers=3)
+    assert await end_of(node, await train_disturbed(node, job(), node.new_job_id())) == alone
+
+
 def seen_in(folder) -> dict[int, list[tuple[int, ...]]]:
     """The epoch and the samples of each part, by iteration; a part of a repeated step occurs again."""
     seen: dict[int, list[tuple[int, ...]]] = {}
@@ -361,6 +373,14 @@ async def test_a_profiling_run_leaves_nothing_behind(node, spec_of):
         ),
         ("never_trains", "scripts ended without training, by sys.exit(0) at scripts.py:", ""),
         ("accumulates", "it called backward(). Remove gradient accumulation", ""),
+        ("steps_a_new_optimizer", "stepped an optimizer (SGD) that was not passed to elastic()", ""),
+        ("steps_two_optimizers one", "stepped an optimizer (SGD) that was not passed to elastic()", ""),
+        ("steps_two_optimizers passed", "SGD-0.step() is that of a further optimizer, as a GAN has", ""),
+        ("resets_a_layer top", "changed the parameter extra.weight before the first batch of a loop, in iteration", ""),
+        ("changes_modules loss", "train() bound crit to another HuberLoss until iteration 2", ""),
+        ("changes_modules layer", "train() replaced the module body.2 of the model in iteration 2", ""),
+        ("changes_modules hook", "train() called register_forward_hook() of body in iteration 2", ""),
+        ("changes_modules method", "train() gave model.body.2.forward another function in iteration 2", ""),
         ("makes_batches", "the loader has batch_size=None", ""),
         ("plateau", "the schedule ReduceLROnPlateau steps with", ""),
         ("averages_in_a_variable", "train() changed shadow['", ""),

@@ -67,6 +67,10 @@ torch and forks a child for each worker and runner. They talk over sockets (shar
         additional_state.py     objects beside the model and the optimizer that are state
         plain_state.py          attributes of a job, variables of a script, modules and callbacks that are state
         plain_values.py         numbers, texts, small arrays, and containers and objects of them, as copies
+        changed_attributes.py   attributes that user code gives any module while it trains
+        changed_bindings.py     variables that it binds to another module or function meanwhile
+        model_structure.py      modules, parameters and hooks of the model, which stay
+        queues_in_buffers.py    queues of samples in buffers, of which a mean is wrong
         bitwise_steps.py        a step with the same bits at any number of workers
         whole_batch.py          values of the whole batch within train()
         gradient_scaling.py     a GradScaler as state of the job

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elasticflow.services.executor.worker.engine.changed_attributes import ChangedAttributes
 from elasticflow.services.executor.worker.engine.local_shards import may_have_changed
 from elasticflow.services.executor.worker.engine.plain_state import PlainState
 from elasticflow.services.executor.worker.engine.plain_values import Plain, to_send
@@ -34,7 +35,7 @@ class AdditionalSnapshot:
 
 class AdditionalState:
     """objects: by name. Calls of their methods in train() are calls of the user's own code. plain: what else that
-    keeps."""
+    keeps. changed: attributes of modules, which are part of it."""
 
     def __init__(
         self,
@@ -42,10 +43,12 @@ class AdditionalState:
         optimizer: torch.optim.Optimizer,
         plain: PlainState | None = None,
         records: PlainState | None = None,
+        changed: ChangedAttributes | None = None,
     ) -> None:
         self.objects = objects
         self.records = records or PlainState()  # read at the end of a step only
         self._plain = plain or PlainState()
+        self.changed = changed
         self.note_first_plain()
         self._optimizer = optimizer
         self._kept: tuple[_KeptTensor, ...] = ()  # by the newest snapshot
@@ -54,6 +57,8 @@ class AdditionalState:
 
     def note_first_plain(self) -> None:
         """Note the plain state with which the first step begins in any process."""
+        if self.changed is not None:
+            self.changed.begin()
         self._first_plain = {name: to_send(plain) for name, plain in self._plain.mark().items()}
         self._data = frozenset(self._plain.too_large)
 

@@ -254,6 +254,8 @@ class BitwiseSteps:
         has the state of its peers, who have done it.
         """
         assert self._additional is not None, "a script has settings"
+        if kind != "repeated":
+            self._changes.require_unchanged_before_batch()
         if kind == "new":
             self._begun_buffers = self._buffers.take_over()
             self.begun = self._before_calls = self._additional.snapshot()
@@ -502,6 +504,8 @@ class BitwiseSteps:
     def _check_known(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Check an optimizer before its step; runs for any optimizer in this process."""
         if self._scheduler.running is not None:
+            if optimizer is not self._optimizer and all(optimizer is not each for each in self._further.values()):
+                self._scheduler.note_other_optimizer(type(optimizer).__name__)
             require_of_one_call(
                 optimizer,
                 f"train() steps {type(optimizer).__name__}, which init_optimizer() did not return, once for every part "

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch
 from elasticflow.services.executor.worker.engine.local_shards import all_local, may_have_changed
+from elasticflow.services.executor.worker.engine.queues_in_buffers import NUM_STEPS, may_be_queue, require_no_queue
 from elasticflow.services.executor.worker.engine.tree_reduce import Tensors, TensorSum
 
 # --- layer statistics ----------------------------------------------------------------------------------
@@ -184,6 +185,8 @@ class Buffers:
         self._versions = [buffer._version for buffer in self._working]
         self._statistics = LayerStatistics(self._owners, self._common)
         self._has_stepped = False  # the optimizer, in this step
+        self._queues = [i for i, (module, _) in enumerate(self._owners) if may_be_queue(module, self._working[i])]
+        self._steps_watched = 0  # for queues
         self._computed = computed
         self._changed: list[dict[int, torch.Tensor]] = [{} for _ in computed]  # by micro-batch, in this step
         self._active: int | None = None
@@ -195,6 +198,7 @@ class Buffers:
 
     def begin_step(self) -> None:
         self._has_stepped = False
+        self._steps_watched += 1
 
     def note_loaded(self) -> None:
         """Note between two steps that the model's buffers have been loaded."""
@@ -264,6 +268,7 @@ class Buffers:
         indices: of the buffers that any micro-batch on any worker has changed.
         """
         if indices:
+            self._require_no_queue(indices)
             common = [self._common[i] for i in indices]
             like = [*common, *self._statistics.flags_like(indices)]
             flags = self._statistics.flags(indices, self._changed)
@@ -280,6 +285,15 @@ class Buffers:
         self._changed = [{} for _ in self._computed]
         self._write(indices, {})
         self._has_stepped = True
+
+    def _require_no_queue(self, indices: Sequence[int]) -> None:
+        if self._steps_watched > NUM_STEPS:
+            return
+        sizes = [part.samples.stop - part.samples.start for part in self._computed]
+        for i in set(self._queues) & set(indices):
+            if all(i in changed for changed in self._changed):
+                values = [changed[i] for changed in self._changed]
+                require_no_queue(*self._owners[i], self._common[i], values, sizes)
 
     def _keep(self, changed: dict[int, torch.Tensor], *, only_written: bool = False) -> None:
         """What is or may be changed."""

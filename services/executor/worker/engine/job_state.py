@@ -24,12 +24,14 @@ from elasticflow.services.executor.worker.engine.additional_state import (
     AdditionalState,
     further_optimizers,
 )
+from elasticflow.services.executor.worker.engine.changed_attributes import ChangedAttributes, KnowsChanges
 from elasticflow.services.executor.worker.engine.gradient_scaling import refuse_gradient_scaling, with_scalers
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.plain_state import ModelState, plain_state_of, records_of
 from elasticflow.services.executor.worker.engine.restored_state import checkpoint_store
 from elasticflow.services.executor.worker.engine.sharded_optimizer import ShardedOptimizer
 from elasticflow.services.executor.worker.engine.training_function import in_users_code
+from elasticflow.services.executor.worker.engine.undeclared_state import reachable_modules
 from elasticflow.services.executor.worker.engine.unseen_changes import UnseenChanges
 from elasticflow.services.executor.worker.engine.user_code_checks import (
     refuse_later_groups,
@@ -265,9 +267,10 @@ def make_job_objects(
             refuse_gradient_scaling()
         else:
             stateful = with_scalers(stateful, optimizer, device)
-        of_model = () if is_script else ModelState(model, keeps_modes=False).namespaces
+        changed = _changed_attributes(function, model, stateful)
+        of_model = () if is_script else (*ModelState(model, keeps_modes=False).namespaces, changed.namespace)
         plain = plain_state_of(function, stateful.values(), of_model)
-        additional = AdditionalState(stateful, optimizer, plain, records_of(function))
+        additional = AdditionalState(stateful, optimizer, plain, records_of(function), changed)
         require_known_parameters(model, optimizer, additional.objects)
         sharded = ShardedOptimizer(optimizer) if spec.shard_optimizer else None
         if gang is not None:
@@ -285,3 +288,14 @@ def make_job_objects(
         dataset=dataset,
         order=order,
     )
+
+
+def _changed_attributes(
+    function: TrainingFunction, model: nn.Module, stateful: Mapping[str, Stateful]
+) -> ChangedAttributes:
+    """That of a script, which its plain state has, or one for the job's class."""
+    if isinstance(function, KnowsChanges):
+        return function.changed_attributes
+    known = {id(each) for each in stateful.values()}
+    inner = {id(each) for one in stateful.values() if isinstance(one, nn.Module) for each in one.modules()}
+    return ChangedAttributes(model, reachable_modules(model, function, known), known | inner)

@@ -37,7 +37,7 @@ from elasticflow.services.executor.worker.process.users_code import is_users_mod
 class Namespace:
     """Values by name. prefix: of the names in a state, the same in every process. without: names that are no state.
     only: the others, if some. may_delete: what a call adds is not there in the next call. write_back: after changes.
-    of: the id of the object that has them, if one has.
+    of: the id of the object that has them, if one has. are_paths: names need not be identifiers.
     """
 
     prefix: str
@@ -47,6 +47,7 @@ class Namespace:
     may_delete: bool = False
     write_back: Callable[[], None] = lambda: None
     of: int = 0
+    are_paths: bool = False
 
 
 class PlainState:
@@ -136,7 +137,7 @@ def _names_of(space: Namespace, full_names: Sequence[str]) -> Iterator[str]:
 
 def _is_name(name: str, space: Namespace) -> bool:
     is_state = name not in space.without if space.only is None else name in space.only
-    return is_state and name.isidentifier() and not name.startswith("__")
+    return is_state and (space.are_paths or name.isidentifier()) and not name.startswith("__")
 
 
 Pass: TypeAlias = Literal["new", "joined", "repeated"]
@@ -254,14 +255,19 @@ _OF_MODULES = frozenset(vars(nn.Module()))  # hooks, parameters and the like
 
 def namespace_of(prefix: str, of: object) -> Namespace | None:
     """The attributes that user code gives an object; None for one of a library's class."""
-    if not _is_users_class(type(of)):
+    if not is_users_class(type(of)):
         return None
     return Namespace(prefix, Attributes(of), _names_of_libraries(type(of)), may_delete=True, of=id(of))
 
 
 @lru_cache(maxsize=4096)
-def _is_users_class(kind: type) -> bool:
+def is_users_class(kind: type) -> bool:
     return any(is_users_module(each.__module__) for each in kind.__mro__)
+
+
+def is_users_attribute(kind: type, name: str) -> bool:
+    """Whether `namespace_of` has it, of an object of this class."""
+    return is_users_class(kind) and name not in _names_of_libraries(kind)
 
 
 @lru_cache(maxsize=4096)

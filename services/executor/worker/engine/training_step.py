@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from elasticflow.services.executor.worker.data.dataset import require_same_samples
 from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
@@ -23,11 +22,13 @@ from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, 
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot
 from elasticflow.services.executor.worker.engine.bitwise_steps import NoteGradients
+from elasticflow.services.executor.worker.engine.changed_bindings import ChangedBindings
 from elasticflow.services.executor.worker.engine.check_points import is_check_point
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, StepDigests, require_same_gradients
 from elasticflow.services.executor.worker.engine.job_state import JobState, StepBoundary, StepStage
 from elasticflow.services.executor.worker.engine.kept_tensors import KeptTensors
 from elasticflow.services.executor.worker.engine.memory_growth import MemoryGrowth, memory_growth_on
+from elasticflow.services.executor.worker.engine.model_structure import ModelStructure
 from elasticflow.services.executor.worker.engine.plain_state import held_objects
 from elasticflow.services.executor.worker.engine.plain_values import MOST_BYTES, MOST_ITEMS
 from elasticflow.services.executor.worker.engine.step_agreement import (
@@ -48,7 +49,7 @@ from elasticflow.services.executor.worker.engine.undeclared_state import RunsScr
 from elasticflow.services.executor.worker.engine.unseen_changes import UnseenChanges
 from elasticflow.services.executor.worker.engine.values_of_parts import CountsOfParts, DependentValues, PartialLosses
 from elasticflow.services.executor.worker.group.rendezvous import RendezvousSpecification
-from elasticflow.services.executor.worker.interface import TrainingFailed, TrainingFunction
+from elasticflow.services.executor.worker.interface import TrainingFunction
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import (
     DeviceNumbers,
@@ -60,68 +61,6 @@ from elasticflow.services.executor.worker.process.device import (
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.shared.errors import names_in_short
 from elasticflow.shared.runtime.process.logs import log
-
-# --- model structure -----------------------------------------------------------------------------------
-# The parameters and buffers of a job's model: those that train() adds, replaces or removes would be missing
-# elsewhere.
-#
-# Workers that join, and checkpoints, have what init_model() has made. train() is called once for each part of a
-# batch, so it would also add a layer once for each.
-
-
-class ModelStructure:
-    """The structure of one job's model in one process. A step costs a comparison of two numbers, unless it changes some
-    module."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._names = _names_in(model)
-        self._registrations = _registrations()
-        self._num_seen = self._registrations.count
-
-    def require_unchanged(self, iteration: int) -> None:
-        """Check the model's structure at the end of a step. Raises TrainingFailed."""
-        if self._registrations.count == self._num_seen:
-            return
-        self._num_seen = self._registrations.count
-        names = _names_in(self._model)
-        added, removed = sorted(names - self._names), sorted(self._names - names)
-        if added or removed:
-            did, name = ("added", added[0]) if added else ("removed", removed[0])
-            raise TrainingFailed(
-                f"train() {did} {name} of the model in iteration {iteration}. Workers that join and checkpoints have "
-                "the model of init_model(), and a worker calls train() once for each part of a batch: let init_model() "
-                "make all of it, and use a part of it when self.iteration says so (requires_grad_(False) freezes it "
-                "until then)"
-            )
-
-
-class _Registrations:
-    """The registrations of parameters, buffers and modules in any module of this process."""
-
-    count = 0
-
-    def note(self, *_: Any) -> None:
-        self.count += 1
-
-
-@cache
-def _registrations() -> _Registrations:
-    """One for all jobs of a process, which would otherwise keep the model of each."""
-    registrations = _Registrations()
-    for register in (
-        torch_module.register_module_parameter_registration_hook,
-        torch_module.register_module_buffer_registration_hook,
-        torch_module.register_module_module_registration_hook,
-    ):
-        register(registrations.note)
-    return registrations
-
-
-def _names_in(model: nn.Module) -> frozenset[str]:
-    parameters = {f"the parameter {name}" for name, _ in model.named_parameters(remove_duplicate=False)}
-    return frozenset(parameters | {f"the buffer {name}" for name, _ in model.named_buffers(remove_duplicate=False)})
-
 
 # --- step engine ---------------------------------------------------------------------------------------
 # What a trainer needs of the two ways in which this worker's calls of train() become one step of the whole job.
@@ -173,6 +112,7 @@ class TrainingSteps(JobState):
     _partial_losses: PartialLosses = field(init=False)
     _dependent_values: DependentValues = field(init=False)
     _structure: ModelStructure = field(init=False)
+    _bindings: ChangedBindings = field(init=False)
     _is_script: bool = field(init=False)
     _memory: MemoryGrowth = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
@@ -188,6 +128,7 @@ class TrainingSteps(JobState):
         self._undeclared = UndeclaredState(self.model, self.optimizer, self.additional, self.function, held)
         self._kept_tensors = KeptTensors(self.function, self._undeclared.declared_storages, known, held)
         self._structure = ModelStructure(self.model)
+        self._bindings = ChangedBindings(self.function)
         self._is_script = isinstance(self.function, RunsScript)
         self._counts_of_parts = CountsOfParts(self.members.virtual_nodes, self.additional.plain)
         self._partial_losses = PartialLosses(self.members.virtual_nodes)
@@ -278,6 +219,9 @@ class TrainingSteps(JobState):
         if self.assignment.purpose == "train" and self.is_at_check_point():
             self._watch_again()
         self._undeclared.begin_step(self.iteration)
+        if self.additional.changed is not None:
+            self.additional.changed.begin_step(self.iteration)
+        self._bindings.begin_step(self.iteration)
         if (kept := self._kept_tensors.newly_kept(self.iteration)) and self.is_rank_0:
             self.telemetry.warn(
                 f"{names_in_short(kept, most=3)}: the code keeps tensors there that it makes or changes while it "
@@ -288,6 +232,15 @@ class TrainingSteps(JobState):
         returned = self._compute(self.engine.run, batches)
         self._structure.require_unchanged(self.iteration)
         self._undeclared.require_unchanged(self.iteration)
+        if self.additional.changed is not None:
+            self.additional.changed.require_carried()
+        if (rebound := self._bindings.step_ended(self.iteration)) and self.is_rank_0:
+            self.telemetry.warn(
+                f"{names_in_short(rebound, most=3)}: the code has bound that to another module while it trains. A "
+                "worker that joins, or starts again, has the one from before, unless the code makes it again. Make all "
+                "modules before the loop, let stateful() return them (a script: pass them to elasticflow.elastic()), "
+                "and choose by a number in a variable or an attribute"
+            )
         compute_s = self.stopwatch.seconds() if self.members.are_several else 0.0  # it waits, and compares peers only
         self.cpu_throttle.sleep_off_excess()
         changed_here = self.engine.changed_buffers()

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalState
+from elasticflow.services.executor.worker.engine.changed_attributes import Reachable
 from elasticflow.services.executor.worker.engine.gradient_digest import COMPARE_TENSORS_EVERY, sampled_bits
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import parameters_of
 from elasticflow.services.executor.worker.engine.local_shards import local_of
@@ -99,13 +100,26 @@ class ParameterChanges:
             undo.end()
             undo.undo()
         elif mark is not None and (changed := mark.changed(self._parameters)) is not None:
-            names = {id(each): name for name, each in self._model.named_parameters()}
             raise TrainingFailed(
-                f"train() changed the parameter {names.get(id(changed), 'of the optimizer')} before optimizer.step() "
+                f"train() changed the parameter {self._name_of(changed)} before optimizer.step() "
                 f"in iteration {self._iteration}. A worker calls train() once for each part of a batch, so the "
                 "parameter would change once for each: let the optimizer change it, or change it behind "
                 "optimizer.step(), in the same way for any part of the batch"
             )
+
+    def require_unchanged_before_batch(self) -> None:
+        """Check what a script has done between two steps, when it takes its next batch. Raises TrainingFailed."""
+        if self._mark is not None and (changed := self._mark.changed(self._parameters)) is not None:
+            raise TrainingFailed(
+                f"the script changed the parameter {self._name_of(changed)} before the first batch of a loop, in "
+                f"iteration {self._iteration}, for example by reset_parameters(). Each worker runs that code by "
+                "itself, and one that joins later runs it again, so their weights would differ. Change it at the end "
+                "of an epoch, behind the loop over its batches: all workers do so alike, and those that join get it"
+            )
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        names = {id(each): name for name, each in self._model.named_parameters()}
+        return names.get(id(parameter), "of the optimizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +396,23 @@ def items_of_user(
     }
     items = (each for name, value in roots.items() for each in _walk(name, value, _DEPTH, most, known))
     return islice(items, most)
+
+
+def reachable_modules(model: nn.Module, job: object, known: Set[int], held: HeldObjects = tuple) -> Reachable:
+    """Those of the model first; then those in attributes of the job, or in variables of a script. known, held: as of
+    `items_of_user`."""
+
+    def reachable() -> Iterator[tuple[str, nn.Module]]:
+        yield from _named("model", model)
+        for name, value in items_of_user(job, _MOST_ITEMS, known, held):
+            if isinstance(value, nn.Module):
+                yield from _named(name, value)
+
+    return reachable
+
+
+def _named(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((f"{name}.{path}" if path else name, each) for path, each in module.named_modules())
 
 
 def _variables_of(frames: Iterable[FrameType]) -> dict[str, Any]:

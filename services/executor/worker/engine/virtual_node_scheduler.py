@@ -32,6 +32,7 @@ class VirtualNodeScheduler(Protocol):
 
     def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
     def synchronize(self, point: str) -> None: ...
+    def note_other_optimizer(self, name: str) -> None: ...
     def abandon(self) -> None: ...
     def close(self) -> None: ...
 
@@ -115,6 +116,9 @@ class LockstepScheduler:
         assert self.running is not None
         self._threads[self.running].pause(point)
 
+    def note_other_optimizer(self, name: str) -> None:
+        """Calls of train() that share one are refused where they step it."""
+
     def _resume(self, index: int, call: Callable[[], Any] | None) -> Paused | Returned:
         self._before_resume(index)
         self.running = index
@@ -142,6 +146,7 @@ class SequentialScheduler:
         self._begin_call = begin_call
         self._points: list[str] = []  # of the running call
         self._reached: list[str] = []  # points that the running call has reached
+        self._others: list[str] = []  # optimizers that the job does not know, and that the running call has stepped
         self._lost: PeerLost | None = None
         self.running: int | None = None
         self.num_resumed = 1
@@ -154,7 +159,7 @@ class SequentialScheduler:
     def _run(self, index: int, call: Callable[[], Any]) -> Any:
         self._before_resume(index)
         self._points = list(self._begin_call(index == self._last))
-        self.running, self._reached = index, []
+        self.running, self._reached, self._others = index, [], []
         try:
             value = call()
         finally:
@@ -162,7 +167,7 @@ class SequentialScheduler:
         if self._lost is not None:
             raise self._lost
         if self._reached != self._points:
-            raise _other_points(self._points, self._reached)
+            raise _other_points(self._points, self._reached, self._others)
         return value
 
     def synchronize(self, point: str) -> None:
@@ -170,7 +175,7 @@ class SequentialScheduler:
         assert self.running is not None
         self._reached.append(point)
         if self._reached != self._points[: len(self._reached)]:
-            raise _other_points(self._points, self._reached)
+            raise _other_points(self._points, self._reached, self._others)
         if not self.has_effect:
             return
         try:
@@ -180,6 +185,10 @@ class SequentialScheduler:
             self._lost = lost
         else:
             self._before_resume(self.running)
+
+    def note_other_optimizer(self, name: str) -> None:
+        """Note that the running call has stepped an optimizer that is no state of the job."""
+        self._others.append(name)
 
     @property
     def has_effect(self) -> bool:
@@ -195,14 +204,30 @@ class SequentialScheduler:
         """No call leaves anything behind."""
 
 
-def _other_points(points: Sequence[str], reached: Sequence[str]) -> TrainingFailed:
+_IN_A_CLASS = "a class, whose train() may call backward() several times and whose stateful() returns further optimizers"
+
+
+def _other_points(points: Sequence[str], reached: Sequence[str], others: Sequence[str]) -> TrainingFailed:
+    """others: optimizers that the loop has stepped, and that elastic() did not get."""
+    if others:
+        return TrainingFailed(
+            f"the script's loop stepped an optimizer ({others[0]}) that was not passed to elastic(): workers that join "
+            "and checkpoints would not have it, and each part of a batch would step it. Make one optimizer before the "
+            "loop, pass it to elastic(), and change its param_groups later; two optimizers, as of a GAN, need "
+            f"{_IN_A_CLASS}"
+        )
     if not reached:
         return TrainingFailed(
             f"the script's loop took a batch without {' and '.join(points)}, and each batch of the elastic loader is "
             "trained: evaluate within torch.no_grad(), where the loader gives all its data, or take another DataLoader"
         )
+    called = f"for each batch, the script's loop must call {' and '.join(points)} once each, in this order; it called "
+    if further := [point for point in reached if point not in points]:
+        return TrainingFailed(
+            f"{called}{' and '.join(reached)}. {further[0]} is that of a further optimizer, as a GAN has: that needs "
+            f"{_IN_A_CLASS}. Or make the two optimizers groups of one, and call backward() of the sum of their losses"
+        )
     return TrainingFailed(
-        f"for each batch, the script's loop must call {' and '.join(points)} once each, in this order; it called "
-        f"{' and '.join(reached)}. Remove gradient accumulation: each batch is a part of the global "
+        f"{called}{' and '.join(reached)}. Remove gradient accumulation: each batch is a part of the global "
         "batch, and gradients are summed over all parts"
     )

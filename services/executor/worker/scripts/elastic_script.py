@@ -26,6 +26,7 @@ from elasticflow.services.executor.worker.data.loader_settings import LoaderSett
 from elasticflow.services.executor.worker.data.random_seeds import keep_generators
 from elasticflow.services.executor.worker.data.sample_order import Epochs
 from elasticflow.services.executor.worker.engine.bitwise_steps import SYNC_POINTS, first_root
+from elasticflow.services.executor.worker.engine.changed_attributes import ChangedAttributes
 from elasticflow.services.executor.worker.engine.cooperative_thread import CooperativeThread, Returned
 from elasticflow.services.executor.worker.engine.plain_state import (
     LoopState,
@@ -37,6 +38,7 @@ from elasticflow.services.executor.worker.engine.plain_state import (
     namespaces_of_frames,
 )
 from elasticflow.services.executor.worker.engine.plain_values import Attributes
+from elasticflow.services.executor.worker.engine.undeclared_state import reachable_modules
 from elasticflow.services.executor.worker.engine.unseen_changes import UnseenChanges
 from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
@@ -244,6 +246,7 @@ class ElasticScript:
         self.records = PlainState(self._record_namespaces)
         self._library: HoldsState | None = None
         self._of_model: ModelState | None = None
+        self._changed: ChangedAttributes | None = None
         self._seed = spec.seed
         self._settings: LoaderSettings | None = None
         self._epochs: Epochs | None = None
@@ -402,6 +405,9 @@ class ElasticScript:
         self.virtual_nodes, self.on_step = virtual_nodes or self.virtual_nodes, on_step
         self._library = library
         self._of_model = ModelState(model, keeps_modes=True)
+        known = {id(each) for each in further}
+        inner = {id(each) for one in further if isinstance(one, nn.Module) for each in one.modules()}
+        self._changed = ChangedAttributes(model, reachable_modules(model, self, known), known | inner)
         for number, each in enumerate(further):
             self._stateful[f"{type(each).__name__}-{number}"] = each
             if hasattr(each, "step"):
@@ -565,6 +571,13 @@ class ElasticScript:
         if not self._has_returned:
             yield from namespaces_of_frames(filter(is_users_frame, self.script_frames()))
             yield from self.object_namespaces()
+            if self._changed is not None:
+                yield self._changed.namespace
+
+    @property
+    def changed_attributes(self) -> ChangedAttributes:
+        assert self._changed is not None, "the script has not called elastic() yet"
+        return self._changed
 
     def object_namespaces(self) -> Iterator[Namespace]:
         """Attributes that user code gives modules of the model, and what a library holds."""

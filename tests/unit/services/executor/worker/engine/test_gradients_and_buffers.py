@@ -7,6 +7,7 @@ from torch import nn
 from elasticflow.services.executor.worker.data.virtual_nodes import VirtualNodes
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import Buffers, SharedGradients
 from elasticflow.services.executor.worker.engine.tree_reduce import TensorSum
+from elasticflow.services.executor.worker.interface import TrainingFailed
 
 ONE = VirtualNodes(count=1, global_batch_size=4)
 TWO = VirtualNodes(count=2, global_batch_size=4)
@@ -24,7 +25,11 @@ class Holder(nn.Module):
 
 def one_step(model: nn.Module, virtual_nodes: VirtualNodes, turns) -> Buffers:
     """turns: (virtual node, its action), in order."""
-    buffers = Buffers(model, virtual_nodes.computed_by(0, 1))
+    return one_step_of(Buffers(model, virtual_nodes.computed_by(0, 1)), model, virtual_nodes, turns)
+
+
+def one_step_of(buffers: Buffers, model: nn.Module, virtual_nodes: VirtualNodes, turns) -> Buffers:
+    buffers.begin_step()
     for virtual_node, act in turns:
         buffers.activate(virtual_node)
         act(model)
@@ -32,6 +37,54 @@ def one_step(model: nn.Module, virtual_nodes: VirtualNodes, turns) -> Buffers:
     changed = sorted({i for flags in buffers.changes() for i, flag in enumerate(flags) if flag})
     buffers.combine(changed, TensorSum(virtual_nodes, None))
     return buffers
+
+
+class Keys(nn.Module):
+    """A queue as MoCo has it, and other buffers of which a part of a batch writes some elements."""
+
+    def __init__(self, *, zeros: bool) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(3, 20) if zeros else torch.randn(3, 20))
+        self.register_buffer("pointer", torch.tensor(0))
+        self.register_buffer("losses", torch.randn(20))
+        self.register_buffer("centers", torch.randn(20, 3))
+
+    def write(self, keys: torch.Tensor) -> None:
+        at = int(self.pointer)
+        self.queue[:, at : at + keys.shape[1]] = keys
+        self.pointer += keys.shape[1]
+
+
+@pytest.mark.parametrize(("zeros", "num_steps"), [(False, 1), (True, 2)])
+def test_keys_of_parts_in_a_queue_are_refused(zeros, num_steps):
+    model = Keys(zeros=zeros)
+    buffers = Buffers(model, TWO.computed_by(0, 1))
+
+    def step():
+        one_step_of(buffers, model, TWO, [(v, lambda m: m.write(torch.randn(3, 2))) for v in range(2)])
+
+    for _ in range(num_steps - 1):
+        step()
+    with pytest.raises(TrainingFailed, match=r"to the same places of queue of Keys.*: of 4 samples, 2 means would"):
+        step()
+
+
+def test_keys_of_the_whole_batch_and_statistics_in_large_buffers_are_no_queue():
+    model, keys = Keys(zeros=False), torch.randn(3, 4)
+
+    def act(part):
+        def write(model):
+            model.write(keys)
+            model.losses[5] = float(part)
+            model.centers[[part, part + 4]] *= 0.9  # of the labels that it has
+
+        return write
+
+    buffers = Buffers(model, TWO.computed_by(0, 1))
+    for _ in range(3):
+        one_step_of(buffers, model, TWO, [(v, act(v)) for v in range(2)])
+    torch.testing.assert_close(model.queue[:, 8:12], keys)
+    assert model.losses[5] == 0.5
 
 
 def test_changed_floats_are_averaged_by_samples_and_others_come_from_virtual_node_0():

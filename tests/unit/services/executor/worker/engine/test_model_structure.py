@@ -1,6 +1,7 @@
 """A step that adds or removes a part of the model fails; one that gives a parameter new values does not."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from elasticflow.services.executor.worker.engine.training_step import ModelStructure
+from elasticflow.services.executor.worker.engine.model_structure import ModelStructure
 from elasticflow.services.executor.worker.interface import TrainingFailed
 
 
@@ -32,6 +33,58 @@ def test_a_changed_structure_fails_with_its_name(change: Callable[[Any], Any], w
     change(made)
     with pytest.raises(TrainingFailed, match=rf"train\(\) {what} of the model in iteration 3"):
         structure.require_unchanged(3)
+
+
+def double(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return 2 * output
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda made: made.__setitem__(0, nn.Linear(2, 2)), "replaced the module 0 of the model"),
+        (lambda made: made.__setitem__(2, nn.Dropout(0.3)), "replaced the module 2 of the model"),
+        (lambda made: setattr(made[0], "bias", nn.Parameter(torch.ones(2))), "replaced the parameter 0.bias"),
+        (lambda made: made[1].register_forward_hook(double), r"called register_forward_hook\(\) of 1 in iteration 3"),
+        (
+            lambda made: made.register_forward_pre_hook(partial(double, 1)),
+            r"register_forward_pre_hook\(\) of the model",
+        ),
+        (
+            lambda made: made[0].weight.register_hook(lambda grad: 2 * grad),
+            r"register_hook\(\) of the parameter 0.weight",
+        ),
+    ],
+)
+def test_a_replaced_part_and_a_later_hook_fail_with_their_name(change: Callable[[Any], Any], what: str) -> None:
+    (made := model()).append(nn.Dropout(0.1))
+    made[0].register_forward_hook(double)  # which each process does
+    structure = ModelStructure(made)
+    change(made)
+    with pytest.raises(TrainingFailed, match=what):
+        structure.require_unchanged(3)
+
+
+def test_a_hook_of_a_library_or_of_one_step_and_a_like_module_change_nothing() -> None:
+    (made := model()).append(nn.Dropout(0.1))
+    structure = ModelStructure(made)
+    made[0].register_forward_hook(nn.Identity())
+    made[0].weight.register_hook(torch.abs)
+    made[1].register_forward_hook(double).remove()
+    made[2] = nn.Dropout(0.1)
+    structure.require_unchanged(0)
+    made[2] = nn.Dropout(0.2)
+    with pytest.raises(TrainingFailed, match="replaced the module 2"):
+        structure.require_unchanged(1)
+
+
+def test_a_layer_without_parameters_is_added_in_the_first_step_at_most() -> None:
+    structure = ModelStructure(made := model())
+    made.append(nn.ReLU())
+    structure.require_unchanged(0)
+    made.append(nn.ReLU())
+    with pytest.raises(TrainingFailed, match="added the module 3"):
+        structure.require_unchanged(2)
 
 
 def test_new_values_and_other_modules_change_no_structure() -> None:
