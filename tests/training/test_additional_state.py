@@ -94,7 +94,7 @@ async def test_an_evaluation_is_not_repeated_by_survivors_nor_from_a_checkpoint(
     await workers.ended()
     slow_down.unlink()
     workers = await node.launch(remembers(), job_id=job_id, num_workers=2, generation=10)
-    assert (await workers.first(Started)).iteration > 9
+    assert (await workers.first(Started)).iteration > 0
     ended = await end_of(node, workers)
     assert ended.metrics["number"] == ended.metrics["at"] == LAST
     assert ended == await train(node, remembers())
