@@ -34,9 +34,13 @@ Hook: TypeAlias = tuple[str, str, int]
 """Of what, the method that registers it, and its id."""
 
 
+_CHECKED_ANYWAY = 64  # steps
+
+
 class ModelStructure:
-    """The structure of one job's model in one process. A step costs a comparison of two numbers, unless it changes some
-    module or registers a hook."""
+    """The structure of one job's model in one process. A step costs a comparison of numbers, unless it changes some
+    module, or registers more or fewer hooks than the last one: the engine registers some in each step of several
+    workers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -45,7 +49,7 @@ class ModelStructure:
         self._hooks = frozenset(_hooks_of(model))
         self._registrations = _registrations()
         self._num_seen = self._registrations.count
-        self._next_hook = RemovableHandle.next_id
+        self._next_hook, self._usual_num_hooks = RemovableHandle.next_id, 0
         self._is_first = True
 
     def require_unchanged(self, iteration: int) -> None:
@@ -53,9 +57,10 @@ class ModelStructure:
         if self._registrations.count != self._num_seen:
             self._num_seen = self._registrations.count
             self._require_same_parts(iteration)
-        if RemovableHandle.next_id != self._next_hook:
-            self._next_hook = RemovableHandle.next_id
+        num_hooks = RemovableHandle.next_id - self._next_hook
+        if num_hooks != self._usual_num_hooks or (num_hooks and iteration % _CHECKED_ANYWAY == 0):
             self._require_same_hooks(iteration)
+        self._next_hook, self._usual_num_hooks = RemovableHandle.next_id, num_hooks
         self._is_first = False
 
     def _require_same_parts(self, iteration: int) -> None:
