@@ -8,9 +8,7 @@ import shlex
 import signal
 import socket
 import sys
-import termios
 import threading
-import tty
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
@@ -181,6 +179,9 @@ def _size() -> TerminalSize:
 def _raw_terminal() -> Iterator[None]:
     """Each key, Ctrl-C too, goes to the command."""
     file = sys.stdin.fileno()
+    import termios  # absent on Windows, which has no terminals to set
+    import tty
+
     before = termios.tcgetattr(file)
     tty.setraw(file, termios.TCSADRAIN)  # what was typed before is for the command
     try:
