@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from random import Random  # noqa: TID251 - as of a user
 
 import torch
 from torch import nn
@@ -537,15 +536,13 @@ def some_epochs() -> None:
 
 
 def begins_later() -> None:
-    """Depend from some epoch on on what is no state: a generator, or the last loss of each sample. Or let the loss be a
-    weighted mean from then on, or a sum that is divided by the batch."""
+    """Depend from some epoch on on the last loss of each sample, which is no state. Or let the loss be a weighted mean
+    from then on, or a sum that is divided by the batch."""
     what = sys.argv[2]
-    job, rng, last_losses = Short(), Random(0), torch.ones(NUM_SAMPLES)
+    job, last_losses = Short(), torch.ones(NUM_SAMPLES)
     plain, weighted = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.tensor([1.0, 5.0]))
     for epoch in job.loader.epochs(5):
         for indices, points, targets in job.loader:
-            if what == "generator" and epoch >= 3:
-                points = points + rng.gauss(0, 1)
             losses = (job.model(points) - targets).square().mean(1)
             loss = losses.mean()
             if what == "samples":

@@ -12,7 +12,7 @@ import pytest
 from elasticflow.shared.messages.gpus import GpuRange
 from elasticflow.shared.messages.job_spec import TORCHRUN
 from elasticflow.shared.scheduling.availability.fill import OUTAGE_S
-from elasticflow.simulator.trace import simulated_pool
+from elasticflow.simulator.trace import simulation
 from elasticflow.simulator.trace.failures_and_speed_noise import Failures
 from elasticflow.simulator.trace.simulated_run import Outcome, SimulatedRun, execute
 from elasticflow.simulator.workload.generator import Recipe, generate
@@ -71,7 +71,7 @@ def test_no_promise_breaks_with_replicas_of_several_gpus(
     entry: str, first: int, reserve_nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of scripts, which restart at each change, and of classes, which switch without a stop."""
-    monkeypatch.setattr(simulated_pool, "TORCHRUN", entry)
+    monkeypatch.setattr(simulation, "TORCHRUN", entry)
     outcomes = [simulated(seed, reserve_nodes=reserve_nodes) for seed in range(first, first + BLOCK)]
     assert [(outcome.result.num_late(), outcome.failures) for outcome in outcomes] == [(0, ())] * len(outcomes)
     gangs = [fate for each in outcomes for fate in each.result.fates if fate.job.gpus_per_replica > 1]

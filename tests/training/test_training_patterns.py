@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from elasticflow.shared.messages.job_spec import JobClass
 from elasticflow.shared.messages.worker_protocol.from_worker import Failed, Profiled, Progressed, Warned
 from tests.support.trained_jobs import end_of, switch, train
 from tests.support.training_patterns import PATTERNS, Pattern
@@ -17,14 +16,7 @@ REFUSED = [each for each in PATTERNS if each.refusal]
 
 
 def job(spec_of, pattern: Pattern, **settings: str):
-    return spec_of(
-        f"patterns:{pattern.job}",
-        global_batch_size=21,
-        max_iterations=LAST,
-        hyperparameters=settings,
-        job_class=JobClass.BEST_EFFORT,  # some steps of a short one are repeated, too
-        deadline_s=None,
-    )
+    return spec_of(f"patterns:{pattern.job}", global_batch_size=21, max_iterations=LAST, hyperparameters=settings)
 
 
 async def resized(node, spec_of, pattern: Pattern, hold):

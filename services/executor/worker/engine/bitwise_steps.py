@@ -45,16 +45,11 @@ from elasticflow.services.executor.worker.engine.undeclared_state import Paramet
 from elasticflow.services.executor.worker.engine.user_code_checks import require_of_one_call
 from elasticflow.services.executor.worker.engine.virtual_node_scheduler import MakeScheduler
 from elasticflow.services.executor.worker.engine.whole_batch import WholeBatchValues
-from elasticflow.services.executor.worker.group.peer_loss import PeerLost
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import CUDA_GRAPHS_REFUSED, uses_cuda_graphs
 from elasticflow.services.executor.worker.process.cpu_slot_limits import CpuThrottle
 from elasticflow.services.executor.worker.process.device import Number, Stopwatch
-from elasticflow.shared.runtime.process.logs import log
 from elasticflow.shared.training_interface import offering
-
-NoteGradients = Callable[[Sequence[torch.Tensor], Tensors], None]
-"""Gets the parameters that train, and their gradients."""
 
 # --- backward pass -------------------------------------------------------------------------------------
 # A backward pass of one micro-batch within the sum over all: how it begins, and what becomes of its gradients.
@@ -125,15 +120,10 @@ _NOT_IN_GANGS = (
 )
 
 
-class _Rehearsed(PeerLost):
-    """Ends a rehearsal before its optimizer's step, as the loss of a peer ends a step: without an effect."""
-
-
 class BitwiseSteps:
     """Replaces torch's backward() and the optimizer's step() in this process, until `close`."""
 
     keeps_changes = True  # of parameters, by the last call behind optimizer.step()
-    can_rehearse = True
     _whole_batch_refusal = ""  # why calls here get no values of the whole batch
 
     def __init__(
@@ -171,8 +161,6 @@ class BitwiseSteps:
         self._changes = ParameterChanges(model, optimizer)
         self._has_gradient = False  # a backward pass of this step has been summed
         self.note_loss: Callable[[torch.Tensor], None] | None = None  # of the global batch, before the optimizer's step
-        self.note_gradients: NoteGradients | None = None  # of the global batch, after each backward pass
-        self._is_rehearsal = False
         self._losses: list[torch.Tensor] = []  # of the calls
         self._digests: list[Number | None] = []  # of the calls, before optimizer.step(); None: the shared gradient
         self.step_digest = StepDigest()
@@ -237,16 +225,6 @@ class BitwiseSteps:
         self._whole_batch.forget()
         self._buffers.activate(None)
         return results
-
-    def rehearse(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> None:
-        """Compute a step, with its peers, up to the first step of an optimizer. `roll_back` undoes it."""
-        self._is_rehearsal = True
-        try:
-            self.run(iteration, calls)
-        except _Rehearsed:
-            log.debug("step_rehearsed", iteration=iteration)
-        finally:
-            self._is_rehearsal = False
 
     def begin_pass(self, kind: Pass) -> None:
         """A pass of a script's loop begins, behind what the script does between two steps, such as at the top of an
@@ -335,14 +313,10 @@ class BitwiseSteps:
         self._is_common = True
         if point == _BACKWARD:
             self._cpu_throttle.sleep_off_excess()
-            self._share(gradients := self._summed_gradients())
+            self._share(self._summed_gradients())
             self._has_gradient = True
-            if self.note_gradients is not None:
-                self.note_gradients(self._trained, gradients)
             if self.note_loss is not None:
                 self.note_loss(self._summed_loss())
-        elif self._is_rehearsal:
-            raise _Rehearsed(f"the step of iteration {self._iteration} is only rehearsed")
         else:
             is_first = point == _STEP
             self._share_on(self._optimizer if is_first else self._further[point])

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elasticflow.services.executor.worker.data.random_seeds import SeedPhase, seed_generators, seed_of
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot
-from elasticflow.services.executor.worker.engine.bitwise_steps import NoteGradients
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest
 from elasticflow.services.executor.worker.engine.gradients_and_buffers import CarriedGradients
 from elasticflow.services.executor.worker.engine.step_agreement import GenerationMembers
@@ -34,8 +33,6 @@ from elasticflow.shared.training_interface import offering
 class FastSteps:
     step_digest = StepDigest()  # sums may be of any order
     begun: AdditionalSnapshot | None = None  # scripts are trained bitwise
-    can_rehearse = False  # a step promises no bits
-    note_gradients: NoteGradients | None = None  # unused
 
     def __init__(
         self,
@@ -118,9 +115,6 @@ class FastSteps:
         seed_generators(seed_of(self._job_seed, SeedPhase.TRAIN, iteration=iteration, virtual_node=node))
         with offering(self):
             return [call()]
-
-    def rehearse(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> None:
-        raise AssertionError("it cannot")
 
     def mean(self, value: torch.Tensor | float) -> float:
         """Do what `elasticflow.mean` does, within train()."""

@@ -5,10 +5,9 @@ batch, and agrees with the others. Its device may still compute when a step ends
 between steps is in trainer.py, and the loop over steps in training_loop.py.
 """
 
-import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -21,7 +20,6 @@ from elasticflow.services.executor.worker.data.read_ahead import ReadAhead
 from elasticflow.services.executor.worker.data.virtual_nodes import MicroBatch, VirtualNodes
 from elasticflow.services.executor.worker.engine import user_code_checks
 from elasticflow.services.executor.worker.engine.additional_state import AdditionalSnapshot
-from elasticflow.services.executor.worker.engine.bitwise_steps import NoteGradients
 from elasticflow.services.executor.worker.engine.changed_bindings import ChangedBindings
 from elasticflow.services.executor.worker.engine.check_points import is_check_point
 from elasticflow.services.executor.worker.engine.gradient_digest import StepDigest, StepDigests, require_same_gradients
@@ -60,7 +58,6 @@ from elasticflow.services.executor.worker.process.device import (
 )
 from elasticflow.services.executor.worker.process.telemetry import Telemetry
 from elasticflow.shared.errors import names_in_short
-from elasticflow.shared.runtime.process.logs import log
 
 # --- step engine ---------------------------------------------------------------------------------------
 # What a trainer needs of the two ways in which this worker's calls of train() become one step of the whole job.
@@ -73,14 +70,11 @@ class StepEngine(Protocol):
     computed: tuple[MicroBatch, ...]  # one call for each
     step_digest: StepDigest  # of the gradients of the last step
     begun: AdditionalSnapshot | None  # when a script's loop began the present step
-    can_rehearse: bool
-    note_gradients: NoteGradients | None  # gets those of the global batch
 
     def close(self) -> None: ...
     def roll_back(self) -> None: ...
     def note_loaded(self) -> None: ...
     def run(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> list[Any]: ...
-    def rehearse(self, iteration: int, calls: Sequence[Callable[[], Any]]) -> None: ...
     def changed_buffers(self) -> list[list[float]]: ...
     def combine_buffers(self, changed: Sequence[int]) -> None: ...
 
@@ -116,7 +110,6 @@ class TrainingSteps(JobState):
     _is_script: bool = field(init=False)
     _memory: MemoryGrowth = field(init=False)
     _stragglers: StragglerDetector = field(default_factory=StragglerDetector)
-    _rehearsed: tuple[int, tuple[MicroBatch, ...], list[Any]] | None = None  # iteration, parts, and their batches
     _has_lost_parts: bool = False  # of the optimizer's state
 
     def __post_init__(self) -> None:
@@ -160,44 +153,9 @@ class TrainingSteps(JobState):
         epoch, first = self.dataset.epoch_at(self.iteration, size), self.dataset.first_iteration(self.iteration, size)
         return is_check_point(self.iteration, epoch=epoch, begins_epoch=first == self.iteration)
 
-    def rehearse(self, note_gradients: NoteGradients) -> None:
-        """A collective between two steps: compute the next one up to the optimizer's step, and undo that, as if a peer
-        had been lost. The step itself then gets equal batches."""
-        batches = self._batches(None)
-        try:
-            again = copy.deepcopy(batches)  # training may change them in place
-        except Exception as error:  # of the user's types: these are read again
-            log.debug("batch_not_copied", reason=repr(error))
-        else:
-            self._rehearsed = (self.iteration, self.engine.computed, again)
-        is_over = self.function.is_over
-        self._boundary.begin_step()
-        self._set_out()
-        with self.noting_gradients(note_gradients):
-            self._compute(self.engine.rehearse, batches)
-        self.engine.roll_back()
-        self._boundary.restore_additional_state(self.engine.begun)
-        self._boundary.end_step()
-        self.function.is_over = is_over
-        self.telemetry.progressed()
-
-    @contextmanager
-    def noting_gradients(self, note_gradients: NoteGradients) -> Iterator[None]:
-        """A step within the block gives the gradients of the global batch, after each backward pass."""
-        self.engine.note_gradients = note_gradients
-        try:
-            yield
-        finally:
-            self.engine.note_gradients = None
-
     def _watch_again(self) -> None:
         for each in (self._counts_of_parts, self._partial_losses, self._dependent_values):
             each.watch_again()
-
-    def _set_out(self) -> None:
-        self.function.iteration = self.iteration
-        if not self._is_script:  # which sets the modes of its modules, as outside of a job
-            self.model.train()
 
     def step(
         self,
@@ -215,7 +173,9 @@ class TrainingSteps(JobState):
         self._require_unchanged_data()
         batches = self._batches(next_generation)
         self._boundary.begin_step()
-        self._set_out()
+        self.function.iteration = self.iteration
+        if not self._is_script:  # which sets the modes of its modules, as outside of a job
+            self.model.train()
         if self.assignment.purpose == "train" and self.is_at_check_point():
             self._watch_again()
         self._undeclared.begin_step(self.iteration)
@@ -229,7 +189,7 @@ class TrainingSteps(JobState):
                 "sums in them count each part of a batch. Keep them in an object with state_dict() that stateful() "
                 "returns (a script: pass it to elasticflow.elastic()), or keep numbers: loss.item()"
             )
-        returned = self._compute(self.engine.run, batches)
+        returned = self._compute([partial(self._train, batch) for batch in batches])
         self._structure.require_unchanged(self.iteration)
         self._undeclared.require_unchanged(self.iteration)
         if self.additional.changed is not None:
@@ -370,9 +330,6 @@ class TrainingSteps(JobState):
 
     def _batches(self, next_generation: RendezvousSpecification | None) -> list[Any]:
         """One for each micro-batch computed here; reading the next step's continues in the background."""
-        rehearsed, self._rehearsed = self._rehearsed, None
-        if rehearsed is not None and rehearsed[:2] == (self.iteration, self.engine.computed):
-            return rehearsed[2]
         next_micro_batches: tuple[MicroBatch, ...] = ()
         if next_generation is not None and next_generation.stays:
             virtual_nodes = self._virtual_nodes_in(next_generation)
@@ -382,12 +339,11 @@ class TrainingSteps(JobState):
         with in_users_code(f"while the data of iteration {self.iteration} were read"):
             return self.read_ahead.take(self.engine.computed, self.iteration, next_micro_batches)
 
-    def _compute(self, run: Callable[[int, Sequence[Callable[[], Any]]], Any], batches: Sequence[Any]) -> DeviceNumbers:
-        """Results of the calls of train(), none of a rehearsal. Raises MemoryExceeded if one exceeds the memory."""
+    def _compute(self, calls: Sequence[Callable[[], dict[str, Number]]]) -> DeviceNumbers:
+        """Results of the calls of train(). Raises MemoryExceeded if one exceeds the memory."""
         try:
             with in_users_code(f"in iteration {self.iteration}"):
-                calls = [partial(self._train, batch) for batch in batches]
-                returned = DeviceNumbers(run(self.iteration, calls) or [])
+                returned = DeviceNumbers(self.engine.run(self.iteration, calls))
                 self.members.check_received()  # again, if train() has received more after the optimizer's step
                 return returned
         except Exception as error:
@@ -444,7 +400,6 @@ class TrainingSteps(JobState):
                 return False
             case StepStage.BETWEEN_STEPS:
                 pass
-        self._rehearsed = None
         self._digests.forget()
         if self._step_metrics.forget():
             self.metrics = {}

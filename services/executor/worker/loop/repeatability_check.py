@@ -1,5 +1,4 @@
-"""Checks that a step depends on declared state only: runs the first step twice from the same state, and later steps up
-to their optimizer's step (`is_check_point`).
+"""Checks that a step depends on declared state only: runs the first step twice from the same state.
 
 State that a pass keeps elsewhere is in no checkpoint, does not reach a joining worker, and virtual nodes share it in an
 order that depends on the number of workers. Such a job would silently end with other weights at each number of workers.
@@ -13,8 +12,7 @@ import pickle
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random  # noqa: TID251 - of user code
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -27,9 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from elasticflow.services.executor.worker.data.sample_readers import checksum_of
 from elasticflow.services.executor.worker.engine.local_shards import local_of
-from elasticflow.services.executor.worker.engine.step_agreement import Agreement
 from elasticflow.services.executor.worker.engine.trainer import Trainer
-from elasticflow.services.executor.worker.engine.undeclared_state import items_of_user
 from elasticflow.services.executor.worker.group.nested_tensors import flatten, unflatten
 from elasticflow.services.executor.worker.interface import TrainingFailed
 from elasticflow.services.executor.worker.process.compiled_models import has_compiled
@@ -49,8 +45,6 @@ _DEPTH = 5
 _OF_WORKER = frozenset({"iteration", "is_over"})
 _ATTRIBUTES_OF_MODULE = frozenset(vars(nn.Module()))
 _DATA = (DataLoader, Dataset, torch.optim.Optimizer, LRScheduler)  # compared otherwise
-_PLAIN = (bool, int, float, complex, str, bytes)
-_MOST_WALKED = 10_000  # of what user code holds
 _COUNTERS = (itertools.count, itertools.cycle, itertools.repeat)
 
 
@@ -76,9 +70,6 @@ class _Walk:
         for kind in type(job).__mro__:
             if is_users_module(kind.__module__):
                 self._visit_all(f"{kind.__name__}.", vars(kind))
-        return self.of_modules()
-
-    def of_modules(self) -> dict[str, Any]:
         for name in [name for name in list(sys.modules) if is_users_module(name)]:
             self._visit_all("", vars(sys.modules[name]))
         return self._found
@@ -108,13 +99,13 @@ def _compared(value: Any) -> Any:
         case np.ndarray() if value.dtype != object:
             return checksum_of(value, 0) if value.nbytes <= _MOST_BYTES else None
         case torch.Generator():
-            return f"generator {checksum_of(value.get_state(), 0)}"
+            return checksum_of(value.get_state(), 0)
         case np.random.Generator():
             return repr(value.bit_generator.state)
         case np.random.RandomState():
-            return f"generator {zlib.crc32(repr(value.get_state()).encode())}"
+            return zlib.crc32(repr(value.get_state()).encode())
         case Random():
-            return f"generator {zlib.crc32(repr(value.getstate()).encode())}"
+            return zlib.crc32(repr(value.getstate()).encode())
         case _ if isinstance(value, _COUNTERS):
             return repr(value)
         case _:
@@ -174,7 +165,6 @@ def _detached(value: Any) -> Any:
 
 _NAMED = 3  # of what has changed, in an error
 _LONG_ITERATIONS = 100  # one more is far less than the margin of a promise
-_LONG_PROMISED = 40  # iterations in which all that are repeated are less than the margin
 
 
 def needs_repeatability_check(trainer: Trainer) -> bool:
@@ -235,9 +225,9 @@ _ADVICE = (
 )
 
 
-def require_repeated(trainer: Trainer, differing: str, changed: Sequence[str], *, when: str = "the same step") -> None:
+def require_repeated(trainer: Trainer, differing: str, changed: Sequence[str]) -> None:
     """Raises TrainingFailed, unless an operation may be the cause. changed: names of what differs after both steps."""
-    again = f"{when} gave another {differing} when it was repeated"
+    again = f"the same step gave another {differing} when it was repeated"
     if changed:
         raise TrainingFailed(
             f"{again}: the job keeps {names_in_short(changed, _NAMED)} from step to step, which {_IS_NO_STATE}. "
@@ -256,94 +246,6 @@ def require_repeated(trainer: Trainer, differing: str, changed: Sequence[str], *
     trainer.telemetry.warn(
         f"{again}: some operation or random number of this job does not repeat, so two runs may end with other bits"
     )
-
-
-class LaterRepeats:
-    """Repeats later steps of a job: what they do may differ from what the first ones do.
-
-    A step is computed up to its optimizer's step, undone as if a peer had been lost, and computed again. So a script's
-    loop is repeated, too, and nothing that lasts is done twice. The gradients of the global batch are compared, which
-    all workers have: all fail, or none.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._has_warned = False
-
-    def step(self, step: Callable[[], Agreement]) -> Agreement:
-        """Take the next step; at a check point also before. Raises TrainingFailed."""
-        if not self._is_due():
-            return step()
-        trainer, iteration = self._trainer, self._trainer.iteration
-        before, first, again = _kept(trainer), _Gradients(trainer.model), _Gradients(trainer.model)
-        trainer.rehearse(first.note)
-        changed = [name for name, mark in _kept(trainer).items() if name in before and mark.differs_from(before[name])]
-        with trainer.noting_gradients(again.note):
-            agreement = step()
-        differing = next((name for name, each in first.checksums.items() if again.checksums.get(name) != each), "")
-        if differing and (changed or not self._has_warned):
-            when = f"iteration {iteration}, unlike the first one,"
-            require_repeated(trainer, differing, sorted(changed), when=when)
-            self._has_warned = True
-        return agreement
-
-    def _is_due(self) -> bool:
-        """The same on all workers."""
-        trainer, length = self._trainer, self._trainer.spec.max_iterations
-        if not trainer.engine.can_rehearse or not trainer.is_at_check_point():
-            return False
-        if isinstance(function := trainer.function, ElasticScript):
-            length = function.length.iterations or length
-            # what counts steps may end its loop in the rehearsal: a library, or a script that gets whole batches
-            if function.is_looped_by_library and function.step_ends_epoch:
-                return False
-            if not function.is_looped_by_library and len(trainer.members.virtual_nodes.part_sizes) == 1:
-                return False
-        is_short = trainer.spec.job_class.has_deadline and trainer.spec.max_iterations < _LONG_PROMISED
-        return not is_short and trainer.iteration + 1 < length
-
-
-class _Gradients:
-    """Checksums of those of one step, by name; of a later backward pass, with its number."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {id(each): name for name, each in model.named_parameters()}
-        self._num_passes = 0
-        self.checksums: dict[str, int] = {}
-
-    def note(self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-        """Note them after a backward pass."""
-        self._num_passes += 1
-        behind = "" if self._num_passes == 1 else f" in backward pass {self._num_passes}"
-        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            if gradient is not None:
-                name = self._names.get(id(parameter), f"parameter {number} of the optimizers")
-                self.checksums[f"gradient of {name}{behind}"] = checksum_of(gradient, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """of: the id of an object, 0 if any counts. value: what changes with it."""
-
-    of: int
-    value: Any
-
-    def differs_from(self, before: "_Mark") -> bool:
-        """Whether it is the same object, and another value."""
-        return self.of == before.of and self.value != before.value
-
-
-def _kept(trainer: Trainer) -> dict[str, _Mark]:
-    """Objects that last from step to step and are no plain state, by name: generators, iterators, tensors, arrays."""
-    function, walk = trainer.function, _Walk(trainer.model)
-    found = walk.of_modules() if isinstance(function, ElasticScript) else walk.of_job(function)
-    kept = {name: _Mark(0, compared) for name, compared in found.items() if isinstance(compared, str)}
-    for name, item in items_of_user(function, _MOST_WALKED):
-        if isinstance(item, torch.Tensor):
-            kept[name] = _Mark(id(item), item._version)
-        elif not isinstance(item, _PLAIN) and (compared := _compared(item)) is not None:
-            kept[name] = _Mark(id(item), compared)
-    return kept
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

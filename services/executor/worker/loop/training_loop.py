@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from elasticflow.services.executor.worker.checkpoint.writer import CheckpointWriter
-from elasticflow.services.executor.worker.engine.step_agreement import Agreement
 from elasticflow.services.executor.worker.engine.step_metrics import MetricFeed, running_job_of
 from elasticflow.services.executor.worker.engine.trainer import Trainer
 from elasticflow.services.executor.worker.group.peer_loss import (
@@ -23,7 +22,6 @@ from elasticflow.services.executor.worker.group.peer_loss import (
 )
 from elasticflow.services.executor.worker.group.state_transfer import StateTransfer
 from elasticflow.services.executor.worker.loop.repeatability_check import (
-    LaterRepeats,
     needs_repeatability_check,
     run_first_step_twice,
 )
@@ -138,7 +136,6 @@ class _TrainingLoop:
         self._checkpointed_at_s = time.monotonic()
         self._is_checkpoint_agreed = False
         self._first = self.trainer.iteration
-        self._later_repeats = LaterRepeats(self.trainer)
 
     def run(self, cause: PeerLost | DeviceMemoryExceeded | None = None) -> None:
         """Run to the end. cause: why this worker is at a step boundary and waits for a switch."""
@@ -181,7 +178,7 @@ class _TrainingLoop:
             self.checks_repeatability = False
             stop, switch = run_first_step_twice(trainer, stop=self.channel.stop_requested), False
         else:
-            agreement = self._later_repeats.step(self._take_step)
+            agreement = self.switcher.step(stop=self.channel.stop_requested, wants_checkpoint=self._checkpoint_is_due)
             stop, switch, self._is_checkpoint_agreed = agreement.stop, agreement.switch, agreement.checkpoint
         if trainer.iteration == self._first + 1:  # optimizers create their state in the first step
             trainer.check_state()
@@ -192,9 +189,6 @@ class _TrainingLoop:
             self.switcher.switch()
             self._is_checkpoint_agreed = False  # joining workers do not know of it
         return self._has_left()
-
-    def _take_step(self) -> Agreement:
-        return self.switcher.step(stop=self.channel.stop_requested, wants_checkpoint=self._checkpoint_is_due)
 
     def _checkpoint_is_due(self) -> bool:
         """Rank 0 asks for all: each worker agrees on the metrics in it, and may have a part of the state to write."""

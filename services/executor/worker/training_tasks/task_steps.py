@@ -89,7 +89,6 @@ class VirtualNodeSteps(BitwiseSteps):
 class ManagerSteps(BitwiseSteps):
     """The manager's half."""
 
-    can_rehearse = False  # each task is computed once for a step
     _whole_batch_refusal = _ONE_PART
 
     def __init__(
