@@ -211,7 +211,7 @@ class CommandSession:
         return None
 
     async def _read(self, file: int) -> bytes:
-        await self._ready(self._loop.add_reader, self._loop.remove_reader, file)
+        await ready(self._loop.add_reader, self._loop.remove_reader, file)
         try:
             return os.read(file, PART_BYTES)
         except BlockingIOError:
@@ -239,7 +239,7 @@ class CommandSession:
                 try:
                     data = data[os.write(files.input, data) :]
                 except BlockingIOError:
-                    await self._ready(self._loop.add_writer, self._loop.remove_writer, files.input)
+                    await ready(self._loop.add_writer, self._loop.remove_writer, files.input)
                 except OSError:  # the command reads no more
                     data = b""
             if part.is_last:
@@ -248,13 +248,15 @@ class CommandSession:
             with contextlib.suppress(Exception):  # `_watch` repeats it
                 await self._answer(TakenInput(number=part.number))
 
-    async def _ready(self, add: Callable[..., object], remove: Callable[[int], object], file: int) -> None:
-        ready: asyncio.Future[None] = self._loop.create_future()
-        add(file, lambda: None if ready.done() else ready.set_result(None))
-        try:
-            await ready
-        finally:
-            remove(file)
+
+async def ready(add: Callable[..., object], remove: Callable[[int], object], file: int) -> None:
+    """Return once the file can be read, or written. add, remove: the methods of the event loop for that."""
+    may_go_on: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(file, lambda: None if may_go_on.done() else may_go_on.set_result(None))
+    try:
+        await may_go_on
+    finally:
+        remove(file)
 
 
 def _ended(result: CommandResult | None, reason: str) -> CommandEnded:

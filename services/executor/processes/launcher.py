@@ -25,6 +25,7 @@ from elasticflow.services.executor.processes.fork_server_client import (
 )
 from elasticflow.services.executor.processes.job_environments import EnvironmentServers
 from elasticflow.services.executor.processes.job_logs import bounded
+from elasticflow.services.executor.processes.rate_limit import TokenBucket
 from elasticflow.services.executor.processes.worker_isolation import NOT_ISOLATED, WorkerIsolation
 from elasticflow.shared.messages.job_environment import is_read_with_cuda
 from elasticflow.shared.messages.job_spec import TORCHRUN
@@ -42,19 +43,15 @@ FRAMES_PER_S = 100.0  # in the long run; a worker reports its progress twice a s
 MAX_AT_ONCE = 1_000
 
 
-class FrameRate:
+class FrameRate(TokenBucket):
     """The message rate of one worker. clock: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._num_allowed, self._measured_at_s = float(MAX_AT_ONCE), clock()
+        super().__init__(MAX_AT_ONCE, FRAMES_PER_S, clock)
 
     def count_one(self) -> None:
         """Raises BrokenChannel if the worker has sent too many."""
-        now_s = self._clock()
-        earned = (now_s - self._measured_at_s) * FRAMES_PER_S
-        self._num_allowed, self._measured_at_s = min(self._num_allowed + earned, MAX_AT_ONCE) - 1.0, now_s
-        if self._num_allowed < 0.0:
+        if not self.takes_one():
             raise BrokenChannel(f"it sends more than {FRAMES_PER_S:g} messages a second")
 
 

@@ -9,12 +9,13 @@ import contextlib
 import os
 import shlex
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from elasticflow.services.executor.processes.command_session import CommandFiles, CommandSession, CommandStart
+from elasticflow.services.executor.processes.command_session import CommandFiles, CommandSession, CommandStart, ready
 from elasticflow.services.executor.processes.launcher import WorkerHandle
+from elasticflow.services.executor.processes.rate_limit import TokenBucket
 from elasticflow.shared.errors import ElasticFlowError
 from elasticflow.shared.messages import codec, reach, subjects
 from elasticflow.shared.messages.codec import Undecodable
@@ -38,7 +39,7 @@ from elasticflow.shared.runtime.process.clock import Clock, fresh_id
 from elasticflow.shared.runtime.process.files import open_regular_file
 
 MOST_COMMANDS = 8  # of one tenant at once
-_MOST_AT_ONCE, _REQUESTS_PER_S = 30.0, 1 / 30  # of one tenant: each command is kept in the ledger
+MOST_AT_ONCE, REQUESTS_PER_S = 30.0, 1 / 30  # of one tenant: each command is kept in the ledger
 _POLL_S = 0.25  # for tenants that come and go
 _RECORD_TIMEOUT_S = 10.0
 _STACKS_TIMEOUT_S, _SIGNALLED_S = 5.0, 1.0
@@ -87,29 +88,13 @@ async def _ended(task: "asyncio.Task[None]", log: Any) -> None:
         log.warning("ReachFailed", error=f"{type(result).__name__}: {result}")
 
 
-class RequestRate:
-    """How many requests a tenant may make. now_s: of a clock that only advances."""
-
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s, self._left, self._measured_at_s = now_s, _MOST_AT_ONCE, now_s()
-
-    def permits_one(self) -> bool:
-        now_s = self._now_s()
-        self._left = min(self._left + (now_s - self._measured_at_s) * _REQUESTS_PER_S, _MOST_AT_ONCE)
-        self._measured_at_s = now_s
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
 class TenantAnswers:
     """The answers of one node to one tenant."""
 
     def __init__(self, bus: Bus, pool: str, node_id: str, tenant: str, workers: Workers, clock: Clock) -> None:
         self._bus, self._pool, self._node_id, self._tenant = bus, pool, node_id, tenant
         self._workers, self._clock = workers, clock
-        self._rate = RequestRate(asyncio.get_running_loop().time)
+        self._rate = TokenBucket(MOST_AT_ONCE, REQUESTS_PER_S, asyncio.get_running_loop().time)
         self._sessions: dict[str, CommandSession | None] = {}  # None: its command has not begun
 
     @property
@@ -153,7 +138,7 @@ class TenantAnswers:
     # -- workers and stacks ------------------------------------------------------------------------------
 
     async def _find(self, asked: FindWorkers) -> None:
-        if asked.with_stacks and not self._rate.permits_one():
+        if asked.with_stacks and not self._rate.takes_one():
             return await self._answer(asked.session, CommandRefused(problem=self._too_many()))
         handles = self._workers.workers_of(self._tenant, asked.job_id)
         handles = tuple(each for each in handles if asked.rank in (None, each.assignment.rank))
@@ -176,7 +161,7 @@ class TenantAnswers:
         await self._answer(asked.session, found)
 
     def _too_many(self) -> str:
-        return f"tenant {self._tenant} has asked {self._node_id} too often; wait for {1 / _REQUESTS_PER_S:.0f} s"
+        return f"tenant {self._tenant} has asked {self._node_id} too often; wait for {1 / REQUESTS_PER_S:.0f} s"
 
     # -- commands ----------------------------------------------------------------------------------------
 
@@ -206,7 +191,7 @@ class TenantAnswers:
                 f"the command is longer than {MAX_COMMAND_LENGTH:,} characters, which the ledger keeps: pass it on "
                 "standard input, as in `eflow exec JOB -- sh < script.sh`"
             )
-        return "" if self._rate.permits_one() else self._too_many()
+        return "" if self._rate.takes_one() else self._too_many()
 
     def _gone(self, order: BeginCommand) -> str:
         return (
@@ -300,11 +285,11 @@ async def stacks_of(handle: WorkerHandle) -> tuple[str, str]:
 
 async def _read_all(file: int) -> bytes | None:
     """All of it up to its end; None if that does not come in time."""
-    read = bytearray()
+    read, loop = bytearray(), asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_STACKS_TIMEOUT_S):
             while len(read) < STACKS_BYTES:
-                await readable(file)
+                await ready(loop.add_reader, loop.remove_reader, file)
                 data = os.read(file, STACKS_BYTES - len(read))
                 if not data:
                     break
@@ -345,14 +330,3 @@ def _read_log(log_file: Path, offset: int, num_bytes: int) -> tuple[int, str]:
     with contextlib.suppress(OSError), open_regular_file(log_file) as file:
         return os.fstat(file).st_size, os.pread(file, num_bytes, offset).decode(errors="replace")
     return 0, ""
-
-
-async def readable(file: int) -> None:
-    """Return once it has data, or is at its end."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(file, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-    finally:
-        loop.remove_reader(file)

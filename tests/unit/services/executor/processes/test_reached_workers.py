@@ -4,7 +4,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, get_args
 
-from elasticflow.services.executor.processes.reached_workers import MOST_COMMANDS, RequestRate, TenantAnswers
+from elasticflow.services.executor.processes.rate_limit import TokenBucket
+from elasticflow.services.executor.processes.reached_workers import (
+    MOST_AT_ONCE,
+    MOST_COMMANDS,
+    REQUESTS_PER_S,
+    TenantAnswers,
+)
 from elasticflow.shared.messages import codec, reach, subjects
 from elasticflow.shared.messages.events import WorkerEntered
 from elasticflow.shared.messages.reach import AllFound, BeginCommand, CommandRefused, FindWorkers, FromExecutor
@@ -43,14 +49,14 @@ async def answer_to(bus: MemoryBus, message: FindWorkers | BeginCommand, tenant:
 
 def test_a_tenant_may_ask_often_at_once_and_then_now_and_then() -> None:
     now_s = 0.0
-    rate = RequestRate(lambda: now_s)
-    assert [rate.permits_one() for _ in range(31)] == [True] * 30 + [False]
+    rate = TokenBucket(MOST_AT_ONCE, REQUESTS_PER_S, lambda: now_s)
+    assert [rate.takes_one() for _ in range(31)] == [True] * 30 + [False]
     now_s = 29.0
-    assert not rate.permits_one()
+    assert not rate.takes_one()
     now_s = 61.0
-    assert rate.permits_one()
-    assert rate.permits_one()
-    assert not rate.permits_one()
+    assert rate.takes_one()
+    assert rate.takes_one()
+    assert not rate.takes_one()
 
 
 async def test_each_tenant_hears_of_its_own_workers_and_no_command_runs_without_one() -> None:
