@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import nsmallest
 from itertools import accumulate, chain, groupby
 from math import inf
 
@@ -177,7 +178,7 @@ class _Search:
         num_gpus = self._sizes[job_id]
         size = self._unit(job_id, num_gpus)
         count = num_gpus // size
-        free = [part for _, _, part in sorted(self._free(size), key=lambda each: each[:2])[:count]]
+        free = [_Part(node, start, size) for _, node, start in nsmallest(count, self._free(size, count))]
         missing = count - len(free)
         if not missing:
             self._nodes.put(job_id, free)
@@ -197,11 +198,12 @@ class _Search:
             self._nodes, self._moved = before
         return False
 
-    def _free(self, size: int) -> Iterator[tuple[float, int, _Part]]:
-        """The free blocks of each node, each with the size of the free part around it."""
+    def _free(self, size: int, most: int) -> Iterator[tuple[float, int, int]]:
+        """Free blocks: how well each fits, its node, and where it begins. most: of a node, if the best are chosen."""
         for node, taken in enumerate(self._nodes.taken):
-            for around, start in _free_blocks(taken, size, self._places.num_gpus[node]):
-                yield self._fit(around), node, _Part(node, start, size)
+            blocks = _free_blocks(taken, size, self._places.num_gpus[node])
+            for around, start in blocks if self._chance is not None else blocks[:most]:
+                yield self._fit(around), node, start
 
     def _fit(self, around: int) -> float:
         """How well a block fits: the free part around it, the smaller the better; now and then by chance."""

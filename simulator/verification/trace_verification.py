@@ -103,10 +103,7 @@ class CertifiedJobs:
         )
 
     def _speeds(self, job_id: str, nodes: Map[str, NodeState], promised_at_s: float) -> "_OnBlocks":
-        if self._places is None:
-            within = frozenset[int]()
-        else:
-            within = frozenset(sizes_within_a_node(_remembered(nodes, promised_at_s)))
+        within = frozenset[int]() if self._places is None else _remembered(nodes).within_a_node(promised_at_s)
         if (job_id, within) not in self._on_blocks:
             job = self._traced[job_id]
             curve = job.curve if self._places is None else self._places.on_blocks(job.curve, within)
@@ -120,14 +117,30 @@ class _OnBlocks(NamedTuple):
     levels: tuple[Level, ...]
 
 
+class _Remembered(NamedTuple):
+    """The nodes that a pool remembers, up or not. by_join: when each joined for the first time, if it is a new one, and
+    its GPUs. last_join_s: of a new one. within: the numbers of GPUs that are within a node, of all nodes."""
+
+    by_join: tuple[tuple[float, int], ...]
+    last_join_s: float
+    within: frozenset[int]
+
+    def within_a_node(self, promised_at_s: float) -> frozenset[int]:
+        """The numbers of GPUs of which a promise of that instant counts on blocks within a node."""
+        if self.last_join_s <= promised_at_s:
+            return self.within
+        there = (num_gpus for joined_s, num_gpus in self.by_join if joined_s <= promised_at_s)
+        return frozenset(sizes_within_a_node(there))
+
+
 @memoize_recent
-def _remembered(nodes: Map[str, NodeState], promised_at_s: float) -> tuple[int, ...]:
-    """The GPUs of each node that a promise of that instant counts with, up or not."""
-    return tuple(
-        node.num_gpus
+def _remembered(nodes: Map[str, NodeState]) -> _Remembered:
+    by_join = tuple(
+        (node.since_s if node.alive and not node.earlier_incarnations else -math.inf, node.num_gpus)
         for node in nodes.values()
-        if not node.alive or node.earlier_incarnations or node.since_s <= promised_at_s
     )
+    within = sizes_within_a_node(num_gpus for _, num_gpus in by_join)
+    return _Remembered(by_join, max((joined_s for joined_s, _ in by_join), default=-math.inf), frozenset(within))
 
 
 def state_of(job: Job | None) -> tuple[object, ...]:
